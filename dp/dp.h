@@ -1,0 +1,151 @@
+/* Many devices: the engine, the trainer, and the parts the engine is made of. The one header to include: <dp/dp.h>. */
+#ifndef DP_DP_H
+#define DP_DP_H
+#include "base/base.h"
+#include "../nn/nn.h"
+#include "../data/data.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- devices ---- */
+/* Device i of this machine, every kind after the other; 0 past the last. Opens nothing, any thread. cpu:K is legal for any K in
+ * devices.use (CPU devices are virtual); one is listed per core. */
+DP_API int dp_device(int i, dp_device_info *info);
+
+/* ---- engine ----
+ * One step: scatter, forward, loss, backward, reduce, update, on persistent worker threads, one per device. */
+typedef struct dp_engine dp_engine;
+
+/* Phases of a step, as named in every report. */
+enum {
+    DP_PHASE_DATA_WAIT,
+    DP_PHASE_UPLOAD,
+    DP_PHASE_REPLICATE,
+    DP_PHASE_FORWARD,
+    DP_PHASE_GATHER,
+    DP_PHASE_LOSS,
+    DP_PHASE_SCATTER,
+    DP_PHASE_BACKWARD,
+    DP_PHASE_REDUCE,
+    DP_PHASE_UPDATE,
+    DP_PHASE_SHARE,
+    DP_PHASE_IDLE,
+    DP_PHASES
+};
+DP_API const char *dp_phase_name(int phase); /* "data_wait", ... */
+
+/* What a step gave. Sums, so that results add up: the mean loss of several is sum of loss_sum / sum of targets. */
+typedef struct dp_result {
+    int64_t step;      /* training batches submitted before this one's window closed; see optimizer_steps */
+    int64_t samples, targets, correct;
+    double loss_sum;
+    double grad_norm;  /* of the window's mean gradient before clipping; 0 when no update closed with this batch */
+    double lr;
+    double seconds;    /* from the step's begin on the first worker to its end on the last */
+    double data_wait;  /* seconds: filled by the trainer */
+    int64_t updates;   /* optimizer steps taken since the engine's state began */
+    int64_t skipped;   /* 1: the update was skipped (not finite under on_nan = warn, or no target counted) */
+    int64_t dropped;   /* samples left out of this batch by small_batch = drop */
+    int64_t reserved[4];
+} dp_result; /* 128 bytes for ever */
+
+typedef struct dp_device_stats { /* since open */
+    char name[32];
+    double busy, wait;  /* seconds */
+    int64_t live[16], peak[16]; /* bytes by DP_MEM_ class */
+    int64_t bytes_in, bytes_out;           /* between devices */
+    int64_t host_in, host_out;             /* between host and this device */
+    int64_t created;   /* kernels' primitives, streams, events made so far: constant once every row count has been seen */
+    double phase[16];  /* seconds by DP_PHASE_ */
+    int64_t reserved[8];
+} dp_device_stats;
+
+/* Devices, switches, optimizer and loss from c, the network from g (finished; must outlive the engine). Everything is allocated
+ * here; weights get their seeded start. DP_ENOMEM names device, class, bytes and a batch size that fits. */
+DP_API dp_status dp_engine_open(dp_engine **e, const dp_graph *g, const dp_config *c, dp_error *err);
+/* Batches from d in pinned slots: train = 1 with [data]'s batch size, order and accumulation; 0: in file order for evaluation. */
+DP_API dp_status dp_engine_loader(dp_engine *e, dp_data *d, int train, dp_loader **l, dp_error *err);
+/* A training batch. Submit returns at once (at most two in flight, else DP_EARGUMENT); wait ends the oldest. Labels are checked here,
+ * before any device sees them. After a failure every call returns DP_EFAILED: close the engine. */
+DP_API dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err);
+DP_API dp_status dp_engine_wait(dp_engine *e, dp_result *r, dp_error *err);
+DP_API dp_status dp_engine_step(dp_engine *e, const dp_batch *b, dp_result *r, dp_error *err); /* submit + wait */
+/* Loss and hits without training, ADDED to *r in sample order (start from zeros), so that sums are equal by bytes on any devices. */
+DP_API dp_status dp_engine_eval(dp_engine *e, const dp_batch *b, dp_result *r, dp_error *err);
+/* The output rows for x: (x.n, width of the output) floats, channels last; bytes = size of out. */
+DP_API dp_status dp_engine_predict(dp_engine *e, dp_rows x, float *out, size_t bytes, dp_error *err);
+DP_API dp_status dp_engine_set_lr(dp_engine *e, double lr); /* of the batches submitted from now on */
+/* One tensor by its PyTorch name, in PyTorch's order; count = its elements. */
+DP_API dp_status dp_engine_get(dp_engine *e, const char *tensor, float *dst, int64_t count, dp_error *err);
+DP_API dp_status dp_engine_put(dp_engine *e, const char *tensor, const float *src, int64_t count, dp_error *err);
+/* The gradient that the last closed window summed up on the master (not divided by the count). */
+DP_API dp_status dp_engine_gradient(dp_engine *e, const char *tensor, float *dst, int64_t count, dp_error *err);
+/* Weights as safetensors that load_state_dict(strict=True) takes. Load wants every tensor, in the right shape. */
+DP_API dp_status dp_engine_load(dp_engine *e, const char *path, dp_error *err);
+DP_API dp_status dp_engine_save(dp_engine *e, const char *path, dp_error *err);
+DP_API int dp_engine_devices(const dp_engine *e);
+DP_API int dp_engine_stats(const dp_engine *e, int device, dp_device_stats *s); /* 0: no such device */
+/* How a batch of n would be cut: rows[i] of device i, over all rounds. Returns the number of devices; fills at most max. */
+DP_API int dp_engine_split(const dp_engine *e, int64_t n, int64_t *rows, int max);
+DP_API dp_status dp_engine_close(dp_engine *e, dp_error *err);
+
+/* ---- trainer: the loop that dptrain runs ---- */
+typedef struct dp_trainer dp_trainer;
+enum { DP_EVENT_START, DP_EVENT_STEP, DP_EVENT_EPOCH, DP_EVENT_EVAL, DP_EVENT_SAVE, DP_EVENT_END };
+typedef struct dp_event {
+    int32_t kind, reserved0;
+    int64_t step, steps;   /* optimizer steps done, and of the whole run */
+    int64_t epoch, epochs; /* epoch counts from 1 */
+    int64_t batch, batches;  /* of this epoch */
+    const dp_result *result; /* STEP: of this step; EPOCH: training sums of the epoch; EVAL: evaluation sums; else NULL */
+    const char *text;        /* START: what runs; SAVE: the path; END: the reason; else "" */
+    double samples_per_s;    /* since the last event of this kind */
+    int64_t reserved[8];
+} dp_event;
+typedef int (*dp_event_fn)(void *user, const dp_event *ev); /* non-zero = stop after this step, after saving */
+/* g, train, eval NULL: from c ([model], [data]); then the trainer owns them. Nothing is written before everything is checked. */
+DP_API dp_status dp_trainer_open(dp_trainer **t, const dp_graph *g, dp_data *train, dp_data *eval, const dp_config *c,
+                                 dp_event_fn fn, void *user, dp_error *err);
+DP_API dp_status dp_trainer_run(dp_trainer *t, dp_error *err); /* DP_ESTOPPED after a stop: state is saved */
+DP_API void dp_trainer_stop(dp_trainer *t); /* from any thread or signal handler: end after this step, saving state */
+DP_API dp_engine *dp_trainer_engine(dp_trainer *t);
+DP_API const dp_graph *dp_trainer_graph(const dp_trainer *t);
+DP_API dp_status dp_trainer_eval(dp_trainer *t, dp_result *r, dp_error *err); /* over the evaluation set, now */
+DP_API const char *dp_trainer_dir(const dp_trainer *t); /* the run directory */
+DP_API dp_status dp_trainer_close(dp_trainer *t, dp_error *err);
+
+/* ---- the parts: each call runs one phase on every worker and returns when all are done ---- */
+typedef struct dp_group dp_group; /* devices and their threads */
+typedef struct dp_model dp_model; /* parameters, gradients, buffers of a graph on one device */
+typedef struct dp_array dp_array; /* rows on one device; made by the call that fills it, reused while it fits */
+
+DP_API dp_status dp_group_open(dp_group **g, const dp_config *c, dp_error *err); /* devices.use, .threads, .timeout_s */
+DP_API int dp_group_size(const dp_group *g);
+/* fn(user, device) on every worker at once; returns when all have returned. Non-zero from any = DP_EDEVICE naming the lowest. */
+DP_API dp_status dp_group_run(dp_group *g, int (*fn)(void *user, int device), void *user, dp_error *err);
+DP_API dp_status dp_group_close(dp_group *g, dp_error *err);
+/* A model on one device for up to max_rows rows at a time; seeded start from c (run.seed). net must outlive it. */
+DP_API dp_status dp_model_open(dp_model **m, dp_group *g, int device, const dp_graph *net, const dp_config *c, int64_t max_rows, dp_error *err);
+/* Optimizer step from the gradient sums: divides by divide_by (targets of the whole batch), clips, steps. Settings: model_open's c. */
+DP_API dp_status dp_model_update(dp_model *m, double lr, double divide_by, dp_error *err);
+DP_API dp_status dp_model_get(dp_model *m, const char *tensor, float *dst, int64_t count, dp_error *err); /* PyTorch's order */
+DP_API void dp_model_close(dp_model *m);
+/* replica[0..size): made on the first call (NULL before), then refreshed; replica[d] of the master's device is the master itself. */
+DP_API dp_status dp_replicate(dp_group *g, dp_model *master, dp_model **replica, dp_error *err);
+/* Cut rows over the devices: sizes[d] rows to device d; sizes NULL = even. Devices without rows get an empty array. */
+DP_API dp_status dp_scatter(dp_group *g, dp_rows host, const int64_t *sizes, dp_array **out, dp_error *err);
+DP_API dp_status dp_parallel_apply(dp_group *g, dp_model **replica, dp_array **x, dp_array **y, int train, dp_error *err);
+/* Loss against the targets, then backward: gradient sums in each replica; *sum = loss, targets, correct over all. */
+DP_API dp_status dp_parallel_backward(dp_group *g, dp_model **replica, dp_array **target, dp_result *sum, dp_error *err);
+/* Rows of all devices in order into host memory; sizes that do not agree name the two shapes. */
+DP_API dp_status dp_gather(dp_group *g, dp_array **in, void *host, size_t bytes, dp_error *err);
+/* Gradient sums of all replicas onto the master, in the halving tree over devices. */
+DP_API dp_status dp_reduce(dp_group *g, dp_model **replica, dp_model *master, dp_error *err);
+DP_API int64_t dp_array_rows(const dp_array *a);
+DP_API void dp_array_free(dp_array *a);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

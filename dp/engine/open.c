@@ -1,0 +1,337 @@
+/* Opens and closes an engine: settings, devices, replicas. After open nothing is allocated and no thread is made. */
+#include "../base/text.h"
+#include "internal.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- settings ---- */
+
+static dp_status read_switches(dp_engine *e, dp_error *err)
+{
+    const dp_config *c = e->config;
+    e->on.loss_on_master = dp_config_choice(c, "devices.loss") == 1;
+    e->on.broadcast_always = dp_config_choice(c, "devices.broadcast") == 1;
+    e->on.reduce_on_master = dp_config_choice(c, "devices.reduce") == 1;
+    e->on.shards = (int)dp_config_int(c, "devices.shards");
+    e->on.small_batch = dp_config_choice(c, "devices.small_batch");
+    e->on.stop_on_nan = dp_config_choice(c, "run.on_nan") == 0;
+    e->seed = (uint64_t)dp_config_int(c, "run.seed");
+    e->lr = dp_config_number(c, "optimizer.lr");
+    double base = dp_config_number(c, "optimizer.lr_base_batch");
+    if (base > 0) e->lr *= (double)(dp_config_int(c, "data.batch_size") * dp_config_int(c, "data.accumulate")) / base;
+    if (!dp_config_is_set(c, "optimizer.lr"))
+        return dp_fail(err, DP_ECONFIG, "optimizer.lr is not set; it has no default (0.1 for sgd or 0.001 for adamw are common starts).");
+    DP_TRY(dp_optimizer_config(&e->optimizer, c, err));
+    return dp_loss_config(&e->loss, c, e->graph, err);
+}
+
+static dp_status read_weights(dp_engine *e, dp_error *err)
+{
+    const char *text = dp_config_text(e->config, "devices.weights");
+    char item[32];
+    int n = 0;
+    if (!*text)
+        return dp_fail(err, DP_ECONFIG, "devices.split = weights wants devices.weights, one number per device, as weights = 3,1.");
+    for (const char *at = text;;) {
+        const char *end = strchr(at, ',');
+        size_t length = end ? (size_t)(end - at) : strlen(at);
+        double value = 0;
+        if (length >= sizeof item) length = sizeof item - 1;
+        memcpy(item, at, length);
+        item[length] = 0;
+        if (dp_parse_double(item, &value) != 1 || !(value > 0))
+            return dp_fail(err, DP_ECONFIG, "devices.weights = %s: \"%s\" is not a positive number.", text, item);
+        if (n < DP_MAX_LEAVES) e->splitter.weight[n] = value;
+        n++;
+        if (!end) break;
+        at = end + 1;
+    }
+    if (n != e->splitter.leaves)
+        return dp_fail(err, DP_ECONFIG, "devices.weights = %s has %d numbers for %d devices; give one each.", text, n, e->splitter.leaves);
+    return DP_OK;
+}
+
+static dp_status read_split(dp_engine *e, int leaves, dp_error *err)
+{
+    dp_splitter *s = &e->splitter;
+    s->kind = (dp_split_kind)dp_config_choice(e->config, "devices.split");
+    s->devices = e->n;
+    s->min_rows = e->graph->min_rows;
+    s->leaves = leaves ? leaves : e->on.shards ? e->on.shards : e->n;
+    if (s->leaves > DP_MAX_LEAVES)
+        return dp_fail(err, DP_ECONFIG, "devices.shards = %d: at most %d.", s->leaves, DP_MAX_LEAVES);
+    if (e->on.shards && s->kind != DP_SPLIT_EVEN)
+        return dp_fail(err, DP_ECONFIG, "devices.shards goes with devices.split = even only; take one of them out.");
+    if (s->leaves < e->n)
+        return dp_fail(err, DP_ECONFIG, "devices.shards = %d is less than the %d devices; use at most %d devices or more shards.", s->leaves, e->n,
+                       s->leaves);
+    if (s->kind == DP_SPLIT_WEIGHTS) DP_TRY(read_weights(e, err));
+    e->max_rows = dp_config_int(e->config, "data.batch_size");
+    if (e->on.small_batch == DP_SMALL_MERGE) e->max_rows += s->min_rows - 1;
+    e->eval_rows = dp_config_int(e->config, "eval.batch_size");
+    return DP_OK;
+}
+
+/* ---- workers' part ---- */
+
+static dp_status open_signals(dp_engine *e, dp_worker *w, dp_error *err)
+{
+    int d = w->device;
+    DP_TRY(dp_signal_open(&e->has_gradient[d], w, err));
+    DP_TRY(dp_signal_open(&e->has_sum[d], w, err));
+    DP_TRY(dp_signal_open(&e->has_slice[d], w, err));
+    DP_TRY(dp_signal_open(&e->has_output[d], w, err));
+    for (int i = 0; i < DP_JOBS; i++) DP_TRY(e->group->backend->event_open(w->be, &e->ended[d * DP_JOBS + i], err));
+    if (d != 0) return DP_OK;
+    DP_TRY(dp_signal_open(&e->params_ready, w, err));
+    DP_TRY(dp_signal_open(&e->reduced, w, err));
+    DP_TRY(dp_signal_open(&e->loss_ready, w, err));
+    return dp_signal_open(&e->stats_ready, w, err);
+}
+
+static dp_status open_gathered(dp_engine *e, dp_worker *w, dp_error *err)
+{
+    const dp_backend *b = e->group->backend;
+    dp_replica *r = &e->replica[0];
+    size_t bytes = (size_t)(r->capacity * e->graph->node[e->graph->out].width) * 4;
+    for (int d = 0; d < e->n; d++) {
+        dp_gathered *g = &e->gathered[d];
+        void *p;
+        DP_TRY(b->alloc(w->be, DP_MEM_STAGING, r->y_bytes, "gathered targets", &g->target, err));
+        if (d == 0) continue;
+        DP_TRY(b->alloc(w->be, DP_MEM_STAGING, bytes, "gathered outputs", &p, err));
+        g->output = p;
+        DP_TRY(b->alloc(w->be, DP_MEM_STAGING, bytes, "gradient of gathered outputs", &p, err));
+        g->gradient = p;
+    }
+    return DP_OK;
+}
+
+static dp_status open_replica(void *user, dp_worker *w, uint64_t seq, dp_error *err)
+{
+    dp_engine *e = *(dp_engine **)user;
+    dp_replica *r = &e->replica[w->device];
+    int leaves = 0, slots = 1;
+    dp_split s;
+    (void)seq;
+    dp_split_plan(&s, &e->splitter, e->max_rows);
+    leaves = s.begin[w->device + 1] - s.begin[w->device];
+    for (int n = 1; n < leaves; n *= 2) slots++;
+    for (int d = 0; d < e->n; d++)
+        if (!e->group->backend->reads_peer(w->be, e->group->worker[d].be) && d != w->device)
+            return dp_fail(err, DP_EDEVICE, "Device %d cannot read the memory of device %d, and staging through the host is not built in.",
+                           w->device, d);
+    dp_replica_options o = {.graph = e->graph,
+                            .params = e->params,
+                            .capacity = dp_split_capacity(&e->splitter, e->max_rows),
+                            .eval_capacity = e->eval_rows,
+                            .slots = slots,
+                            .window = dp_config_int(e->config, "data.accumulate") > 1,
+                            .sums = DP_MAX_LEAVES,
+                            .states = w->device == 0 ? dp_optimizer_states(&e->optimizer) : -1,
+                            .targets_per_row = e->targets_per_row};
+    DP_TRY(dp_replica_open(r, w, &o, err));
+    if (w->device == 0 && e->on.loss_on_master) DP_TRY(open_gathered(e, w, err));
+    DP_TRY(open_signals(e, w, err));
+    return dp_finish_stream(w, err);
+}
+
+static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error *err)
+{
+    dp_engine *e = *(dp_engine **)user;
+    const dp_backend *b = e->group->backend;
+    int d = w->device;
+    dp_replica *r = &e->replica[d];
+    (void)seq;
+    DP_TRY(dp_finish_stream(w, err)); /* late work may still use what is freed here */
+    if (d == 0 && e->gathered && r->w) {
+        size_t bytes = (size_t)(r->capacity * e->graph->node[e->graph->out].width) * 4;
+        for (int i = 0; i < e->n; i++) {
+            b->free(w->be, DP_MEM_STAGING, e->gathered[i].target, r->y_bytes);
+            b->free(w->be, DP_MEM_STAGING, e->gathered[i].output, bytes);
+            b->free(w->be, DP_MEM_STAGING, e->gathered[i].gradient, bytes);
+        }
+    }
+    dp_signal_close(&e->has_gradient[d], w);
+    dp_signal_close(&e->has_sum[d], w);
+    dp_signal_close(&e->has_slice[d], w);
+    dp_signal_close(&e->has_output[d], w);
+    for (int i = 0; i < DP_JOBS; i++)
+        if (e->ended[d * DP_JOBS + i]) b->event_close(e->ended[d * DP_JOBS + i]);
+    if (d == 0) {
+        dp_signal_close(&e->params_ready, w);
+        dp_signal_close(&e->reduced, w);
+        dp_signal_close(&e->loss_ready, w);
+        dp_signal_close(&e->stats_ready, w);
+    }
+    dp_replica_close(r);
+    return DP_OK;
+}
+
+/* ---- host side ---- */
+
+static dp_status pinned(dp_engine *e, size_t bytes, void **p, dp_error *err)
+{
+    DP_TRY(e->group->backend->alloc_pinned(bytes, p, err));
+    memset(*p, 0, bytes);
+    return DP_OK;
+}
+
+enum { SUMS_BYTES = DP_MAX_LEAVES * sizeof(dp_loss_sums), RUNS_BYTES = DP_MAX_LEAVES * sizeof(dp_run) };
+
+static dp_status open_steps(dp_engine *e, dp_error *err)
+{
+    void *p;
+    for (int i = 0; i < DP_STEPS; i++) {
+        dp_step *s = &e->step[i];
+        s->engine = e;
+        DP_TRY(pinned(e, (size_t)e->max_rows * 8, &p, err));
+        s->ids = p;
+        for (int64_t k = 0; k < e->max_rows; k++) s->ids[k] = (uint64_t)k;
+        DP_TRY(pinned(e, RUNS_BYTES, &p, err));
+        s->leaf_run = p;
+        DP_TRY(pinned(e, SUMS_BYTES, &p, err));
+        s->sums = p;
+        DP_TRY(pinned(e, sizeof *s->verdict, &p, err));
+        s->verdict = p;
+    }
+    DP_TRY(pinned(e, RUNS_BYTES, &p, err));
+    e->pass.leaf_run = p;
+    DP_TRY(pinned(e, SUMS_BYTES, &p, err));
+    e->pass.sums = p;
+    return DP_OK;
+}
+
+static void close_steps(dp_engine *e)
+{
+    const dp_backend *b = e->group->backend;
+    for (int i = 0; i < DP_STEPS; i++) {
+        dp_step *s = &e->step[i];
+        b->free_pinned(s->ids, (size_t)e->max_rows * 8);
+        b->free_pinned(s->leaf_run, RUNS_BYTES);
+        b->free_pinned(s->sums, SUMS_BYTES);
+        b->free_pinned(s->verdict, sizeof *s->verdict);
+    }
+    b->free_pinned(e->pass.leaf_run, RUNS_BYTES);
+    b->free_pinned(e->pass.sums, SUMS_BYTES);
+}
+
+/* Seeded values onto the master; the others pull them with their first job. */
+static dp_status start_values(dp_engine *e, dp_error *err)
+{
+    dp_status status = DP_ENOMEM;
+    float *param = dp_calloc((size_t)e->params->count, 4), *buffer = dp_calloc((size_t)e->params->buffer_count + 1, 4);
+    if (!param || !buffer) {
+        dp_fail(err, DP_ENOMEM, "Out of host memory for %lld parameters.", (long long)e->params->count);
+        goto done;
+    }
+    dp_params_init(e->params, e->graph, e->seed, param, buffer);
+    if ((status = dp_engine_push(e, e->replica[0].param, param, (size_t)e->params->count * 4, err))) goto done;
+    if (e->params->buffer_count) {
+        size_t bytes = (size_t)e->params->buffer_count * 4;
+        if ((status = dp_engine_push(e, e->replica[0].shadow, buffer, bytes, err))) goto done;
+        if ((status = dp_engine_push(e, e->replica[0].buffer, buffer, bytes, err))) goto done;
+    }
+    status = dp_engine_renew(e, err);
+done:
+    free(param);
+    free(buffer);
+    return status;
+}
+
+/* Parameters that cannot learn (P72). */
+static void warn_unused(const dp_engine *e)
+{
+    char list[400] = "";
+    int more = 0;
+    for (int i = 0; i < e->graph->n_tensors; i++) {
+        const dp_tensor *t = &e->graph->tensor[i];
+        if (t->buffer || e->graph->node[t->node].live) continue;
+        if (strlen(list) > 300) more++;
+        else dp_format(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", t->name);
+    }
+    if (*list && more)
+        dp_log(e->config, DP_LOG_WARN, "These parameters do not reach the output and get no gradient: %s and %d more.", list, more);
+    else if (*list)
+        dp_log(e->config, DP_LOG_WARN, "These parameters do not reach the output and get no gradient: %s.", list);
+}
+
+static dp_status allocate_tables(dp_engine *e, dp_error *err)
+{
+    size_t n = (size_t)e->n;
+    e->replica = dp_calloc(n, sizeof *e->replica);
+    e->has_gradient = dp_calloc(n, sizeof *e->has_gradient);
+    e->has_sum = dp_calloc(n, sizeof *e->has_sum);
+    e->has_slice = dp_calloc(n, sizeof *e->has_slice);
+    e->has_output = dp_calloc(n, sizeof *e->has_output);
+    e->ended = dp_calloc(n * DP_JOBS, sizeof *e->ended);
+    e->gathered = dp_calloc(n, sizeof *e->gathered);
+    e->stats = dp_calloc(n, sizeof *e->stats);
+    if (!e->replica || !e->has_gradient || !e->has_sum || !e->has_slice || !e->has_output || !e->ended || !e->gathered || !e->stats)
+        return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
+    return DP_OK;
+}
+
+dp_status dp_engine_open_on(dp_engine **out, const dp_graph *g, const dp_config *c, const dp_backend *backend, int leaves, dp_error *err)
+{
+    dp_status status = DP_ENOMEM;
+    DP_TRY(dp_config_ok(c, err));
+    if (!g->finished) return dp_fail(err, DP_EARGUMENT, "dp_engine_open wants a graph after dp_graph_finish.");
+    dp_engine *e = dp_calloc(1, sizeof *e);
+    if (!e || !(e->config = dp_config_copy(c))) {
+        free(e);
+        return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
+    }
+    e->graph = g;
+    e->pass.engine = e;
+    if ((status = read_switches(e, err))) goto fail;
+    e->targets_per_row = e->loss.kind == DP_LOSS_MSE ? e->loss.classes : e->loss.groups;
+    status = dp_group_open_on(&e->group, e->config, backend, dp_config_int(c, "data.batch_size"), err);
+    if (status) goto fail;
+    e->n = e->group->n;
+    if ((status = read_split(e, leaves, err))) goto fail;
+    if ((status = dp_params_open(&e->params, g, c, e->n, err))) goto fail;
+    if ((status = allocate_tables(e, err))) goto fail;
+    if ((status = dp_group_call(e->group, (dp_job){.run = open_replica, .user = &e->pass}, err))) goto fail;
+    if ((status = open_steps(e, err))) goto fail;
+    if ((status = start_values(e, err))) goto fail;
+    warn_unused(e);
+    *out = e;
+    return DP_OK;
+fail:
+    dp_engine_close(e, NULL);
+    return status;
+}
+
+dp_status dp_engine_open(dp_engine **e, const dp_graph *g, const dp_config *c, dp_error *err)
+{
+    if (!e || !g || !c) return dp_fail(err, DP_EARGUMENT, "dp_engine_open wants a place for the engine, a graph and a config.");
+    *e = NULL;
+    return dp_engine_open_on(e, g, c, NULL, 0, err);
+}
+
+dp_status dp_engine_close(dp_engine *e, dp_error *err)
+{
+    if (!e) return DP_OK;
+    dp_status status = DP_OK;
+    if (e->group) {
+        if (e->replica) { /* memory goes where it came from: on its worker's thread */
+            status = dp_group_closing(e->group, (dp_job){.run = close_replica, .user = &e->pass}, err);
+            if (status) return status; /* a worker is stuck in there: all of this stays */
+        }
+        close_steps(e);
+        if ((status = dp_group_close(e->group, err))) return status;
+    }
+    dp_params_free(e->params);
+    dp_config_free(e->config);
+    free(e->replica);
+    free(e->has_gradient);
+    free(e->has_sum);
+    free(e->has_slice);
+    free(e->has_output);
+    free(e->ended);
+    free(e->gathered);
+    free(e->stats);
+    free(e);
+    return DP_OK;
+}

@@ -1,0 +1,438 @@
+/* Workers, jobs and waits. Waiting: spin for a moment when every thread has a core, then park on one condition variable. Whoever
+ * raises a counter looks whether somebody is parked; both sides use sequentially consistent order, so that either the waiter sees
+ * the counter or the raiser sees the waiter. */
+#include "group.h"
+#include "../base/config.h"
+#include "../base/text.h"
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- phases ---- */
+
+static void close_record(dp_worker *w, double now)
+{
+    dp_timeline *t = &w->timeline;
+    if (t->current.phase >= 0) {
+        t->current.end = now;
+        t->record[t->written++ % DP_RECORDS] = t->current;
+    }
+    t->current.phase = -1;
+}
+
+void dp_phase_begin(dp_worker *w, int phase)
+{
+    double now = dp_now();
+    close_record(w, now);
+    w->timeline.current = (dp_record){.phase = phase, .peer = -1, .begin = now};
+    atomic_store_explicit(&w->phase, phase, memory_order_relaxed);
+    atomic_store_explicit(&w->since, now, memory_order_relaxed);
+    atomic_store_explicit(&w->progress, now, memory_order_relaxed);
+}
+
+void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer)
+{
+    dp_record *r = &w->timeline.current;
+    if (r->bytes && r->peer != peer) { /* one record has one peer */
+        dp_phase_begin(w, r->phase);
+        r = &w->timeline.current;
+    }
+    r->peer = peer;
+    r->bytes += bytes;
+}
+
+void dp_phase_sent(dp_worker *w, int64_t bytes)
+{
+    w->timeline.current.sent += bytes;
+}
+
+/* ---- waiting ---- */
+
+void dp_raise(dp_group *g, _Atomic uint64_t *counter, uint64_t value)
+{
+    atomic_store(counter, value);
+    if (!atomic_load(&g->parked)) return;
+    pthread_mutex_lock(&g->lock);
+    pthread_cond_broadcast(&g->moved);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void abort_group(dp_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    atomic_store(&g->aborted, 1);
+    pthread_cond_broadcast(&g->moved);
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* Parks for at most `limit` seconds; returns at once when *counter has got there. */
+static void park(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, double limit)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    double whole = floor(limit);
+    t.tv_sec += (time_t)whole;
+    t.tv_nsec += (long)((limit - whole) * 1e9);
+    if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;
+    pthread_mutex_lock(&g->lock);
+    atomic_fetch_add(&g->parked, 1);
+    if (atomic_load(counter) < value && !atomic_load(&g->aborted) && !atomic_load(&g->stopping))
+        pthread_cond_timedwait(&g->moved, &g->lock, &t);
+    atomic_fetch_sub(&g->parked, 1);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static double last_progress(const dp_group *g)
+{
+    double last = 0;
+    for (int d = 0; d < g->n; d++) {
+        double at = atomic_load_explicit(&g->worker[d].progress, memory_order_relaxed);
+        if (at > last) last = at;
+    }
+    return last;
+}
+
+/* Who is where, and for how long (P40). */
+static dp_status timed_out(dp_group *g, const char *what, dp_error *err)
+{
+    char list[512] = "";
+    int slow = -1;
+    double now = dp_now(), longest = -1;
+    for (int d = 0; d < g->n; d++) {
+        dp_worker *o = &g->worker[d];
+        double since = now - atomic_load_explicit(&o->since, memory_order_relaxed);
+        int phase = atomic_load_explicit(&o->phase, memory_order_relaxed);
+        size_t at = strlen(list);
+        const char *layer = atomic_load_explicit(&o->layer, memory_order_relaxed);
+        dp_format(list + at, sizeof list - at, "%sdevice %d: %s%s%s %.1f s", d ? "; " : "", d, dp_phase_name(phase), *layer ? " of " : "",
+                  layer, since);
+        if (phase != DP_PHASE_IDLE && since > longest) longest = since, slow = d;
+    }
+    dp_fail(err, DP_ETIMEOUT, "No device moved for %.3g s (devices.timeout_s) while waiting for %s. %s.", g->list.timeout_s, what, list);
+    dp_error_place(err, slow, slow, -1, NULL, -1, slow >= 0 ? atomic_load(&g->worker[slow].layer) : NULL);
+    return DP_ETIMEOUT;
+}
+
+static dp_status aborted(dp_error *err)
+{
+    return dp_fail(err, DP_EFAILED, "Another device failed.");
+}
+
+static dp_status await(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, const char *what, double begin, dp_error *err)
+{
+    while (dp_now() - begin < g->spin_s)
+        if (atomic_load_explicit(counter, memory_order_acquire) >= value) return DP_OK;
+    for (;;) {
+        if (atomic_load(counter) >= value) return DP_OK;
+        if (atomic_load(&g->aborted)) return aborted(err);
+        double quiet = dp_now() - fmax(last_progress(g), begin);
+        if (quiet > g->list.timeout_s) {
+            timed_out(g, what, err);
+            abort_group(g);
+            return DP_ETIMEOUT;
+        }
+        park(g, counter, value, fmin(0.25, g->list.timeout_s - quiet + 0.001));
+    }
+}
+
+dp_status dp_await(dp_group *g, dp_worker *w, const _Atomic uint64_t *counter, uint64_t value, const char *what, dp_error *err)
+{
+    if (atomic_load_explicit(counter, memory_order_acquire) >= value) return DP_OK;
+    double begin = dp_now();
+    dp_status status = await(g, counter, value, what, begin, err);
+    if (w) w->timeline.current.waited += dp_now() - begin;
+    return status;
+}
+
+/* ---- worker ---- */
+
+static void note_failure(dp_worker *w, dp_status status, const dp_error *error)
+{
+    dp_group *g = w->group;
+    pthread_mutex_lock(&g->lock);
+    if (!w->failed) {
+        w->error = *error;
+        w->error.code = status;
+        w->error.device = w->error.device < 0 ? w->device : w->error.device;
+        w->error.replica = w->error.replica < 0 ? w->device : w->error.replica;
+        if (w->error.phase < 0) {
+            int phase = atomic_load_explicit(&w->phase, memory_order_relaxed);
+            dp_error_place(&w->error, -1, -1, phase, dp_phase_name(phase), -1, NULL);
+        }
+        w->failed = 1;
+        w->consequence = status == DP_EFAILED;
+    }
+    pthread_mutex_unlock(&g->lock);
+    abort_group(g);
+}
+
+static void run_job(dp_worker *w, uint64_t seq)
+{
+    dp_group *g = w->group;
+    const dp_job *job = &g->job[seq % DP_JOBS];
+    dp_error error;
+    dp_status status;
+    dp_fail(&error, DP_EFAILED, "A job failed without saying why.");
+    if (atomic_load(&g->aborted) && !job->always) return;
+    close_record(w, dp_now()); /* the idling since the last job */
+    status = job->run(job->user, w, seq, &error);
+    double now = dp_now();
+    close_record(w, now);
+    w->timeline.current = (dp_record){.phase = DP_PHASE_IDLE, .peer = -1, .begin = now};
+    if (status) note_failure(w, status, &error);
+}
+
+static int job_ended(dp_worker *w, uint64_t seq)
+{
+    dp_group *g = w->group;
+    const dp_job *job = &g->job[seq % DP_JOBS];
+    if (!job->finished || atomic_load(&g->aborted)) return 1;
+    int r = job->finished(job->user, w, seq);
+    if (r >= 0) return r;
+    dp_error error;
+    dp_fail(&error, (dp_status)-r, "The device reported: %s.", dp_status_name((dp_status)-r));
+    note_failure(w, (dp_status)-r, &error);
+    return 1;
+}
+
+static void serve(dp_worker *w)
+{
+    dp_group *g = w->group;
+    uint64_t started = 0, ended = 0;
+    while (!atomic_load(&g->stopping)) {
+        uint64_t posted = atomic_load_explicit(&g->posted, memory_order_acquire);
+        if (started > ended && job_ended(w, ended + 1)) {
+            ended++;
+            w->timeline.mark[ended % 8] = w->timeline.written;
+            dp_raise(g, &w->done, ended);
+        } else if (started < posted && started - ended < DP_RUN_AHEAD) {
+            run_job(w, ++started);
+        } else if (started == ended) { /* nothing to do: wait for the next job, for ever or until close */
+            atomic_store_explicit(&w->phase, DP_PHASE_IDLE, memory_order_relaxed);
+            double begin = dp_now();
+            while (dp_now() - begin < g->spin_s)
+                if (atomic_load_explicit(&g->posted, memory_order_acquire) > started) break;
+            if (atomic_load(&g->posted) == started) park(g, &g->posted, started + 1, 1.0);
+        } else {
+            sched_yield(); /* the device works: look again */
+        }
+    }
+}
+
+typedef struct opening {
+    dp_worker *w;
+    const dp_be_options *options;
+    dp_status status;
+    dp_error error;
+    _Atomic int ready;
+} opening;
+
+static void *worker_main(void *arg)
+{
+    opening *o = arg;
+    dp_worker *w = o->w;
+    const dp_backend *b = w->group->backend;
+    o->status = b->open(&w->be, o->options, &o->error);
+    if (!o->status) o->status = b->stream_open(w->be, 0, &w->stream, &o->error);
+    int failed = o->status != DP_OK;
+    atomic_store(&o->ready, 1); /* *o is the opener's again */
+    if (!failed) serve(w);
+    if (w->stream) b->stream_close(w->stream);
+    if (w->be) b->close(w->be);
+    return NULL;
+}
+
+static dp_status start_worker(dp_group *g, int d, dp_error *err)
+{
+    const dp_device_list *l = &g->list;
+    dp_be_options options = {.index = l->index[d],
+                             .threads = l->threads,
+                             .pin = l->pin,
+                             .first_core = d * l->threads,
+                             .memory_limit = l->memory_limit};
+    opening o = {.w = &g->worker[d], .options = &options};
+    sigset_t all, before;
+    g->worker[d].group = g;
+    g->worker[d].device = d;
+    g->worker[d].timeline.current.phase = -1;
+    atomic_init(&g->worker[d].layer, "");
+    atomic_init(&g->worker[d].phase, DP_PHASE_IDLE);
+    sigfillset(&all); /* signals are the program's: they must not land on our threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int r = pthread_create(&g->worker[d].thread, NULL, worker_main, &o);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r) return dp_fail_errno(err, DP_ENOMEM, r, "Cannot start the thread of device %d", d);
+    g->worker[d].has_thread = 1;
+    while (!atomic_load(&o.ready)) sched_yield();
+    if (o.status && err) *err = o.error, err->device = err->replica = d;
+    return o.status;
+}
+
+/* ---- group ---- */
+
+dp_status dp_group_open_on(dp_group **out, const dp_config *c, const dp_backend *backend, int64_t batch, dp_error *err)
+{
+    dp_status status;
+    pthread_condattr_t clock;
+    dp_device_list list;
+    DP_TRY(dp_devices_choose(&list, c, backend, batch, err));
+    dp_group *g = dp_calloc(1, sizeof *g);
+    if (!g) return dp_fail(err, DP_ENOMEM, "Out of host memory while opening devices.");
+    g->list = list;
+    g->backend = list.backend;
+    g->n = list.n;
+    g->spin_s = list.n * list.threads <= dp_cores() ? 20e-6 : 0;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&g->moved, &clock);
+    pthread_condattr_destroy(&clock);
+    g->worker = dp_calloc((size_t)g->n, sizeof *g->worker);
+    status = DP_ENOMEM;
+    if (!g->worker) {
+        g->n = 0;
+        dp_fail(err, DP_ENOMEM, "Out of host memory while opening devices.");
+        goto fail;
+    }
+    for (int d = 0; d < g->n; d++)
+        if ((status = start_worker(g, d, err))) goto fail;
+    *out = g;
+    return DP_OK;
+fail:
+    dp_group_close(g, NULL);
+    return status;
+}
+
+dp_status dp_group_open(dp_group **g, const dp_config *c, dp_error *err)
+{
+    if (!g || !c) return dp_fail(err, DP_EARGUMENT, "dp_group_open wants a place for the group and a config.");
+    *g = NULL;
+    DP_TRY(dp_config_ok(c, err));
+    return dp_group_open_on(g, c, NULL, dp_config_int(c, "data.batch_size"), err);
+}
+
+int dp_group_size(const dp_group *g)
+{
+    return g ? g->n : 0;
+}
+
+uint64_t dp_group_post(dp_group *g, dp_job job)
+{
+    uint64_t seq = atomic_load_explicit(&g->posted, memory_order_relaxed) + 1;
+    double now = dp_now();
+    g->job[seq % DP_JOBS] = job;
+    for (int d = 0; d < g->n; d++) /* an idle worker has no progress to show until now */
+        if (atomic_load_explicit(&g->worker[d].done, memory_order_acquire) + 1 == seq)
+            atomic_store_explicit(&g->worker[d].progress, now, memory_order_relaxed);
+    dp_raise(g, &g->posted, seq);
+    return seq;
+}
+
+/* Lowest device whose failure is its own; else lowest at all. */
+static dp_status first_failure(dp_group *g, dp_error *err)
+{
+    int best = -1, count = 0;
+    pthread_mutex_lock(&g->lock);
+    for (int d = 0; d < g->n; d++) {
+        if (!g->worker[d].failed) continue;
+        if (!g->worker[d].consequence) count++;
+        if (best < 0 || (g->worker[best].consequence && !g->worker[d].consequence)) best = d;
+    }
+    dp_status status = best < 0 ? DP_OK : (dp_status)g->worker[best].error.code;
+    if (best >= 0 && err) {
+        *err = g->worker[best].error;
+        err->more = count > 1 ? count - 1 : 0;
+        size_t at = strlen(err->text);
+        if (count > 1) snprintf(err->text + at, sizeof err->text - at, " (and %d more)", count - 1);
+    }
+    pthread_mutex_unlock(&g->lock);
+    return status;
+}
+
+dp_status dp_group_wait(dp_group *g, uint64_t seq, dp_error *err)
+{
+    dp_status status = DP_OK;
+    dp_error late;
+    for (int d = 0; d < g->n && !status; d++) status = dp_await(g, NULL, &g->worker[d].done, seq, "the step to end", &late);
+    if (!status && !atomic_load(&g->aborted)) return DP_OK;
+    /* Who failed first tells in a moment; peers leave their waits at once. */
+    double begin = dp_now();
+    dp_status cause = first_failure(g, err);
+    while (dp_now() - begin < 0.5) {
+        int all = 1;
+        for (int d = 0; d < g->n; d++) all &= atomic_load(&g->worker[d].done) >= seq;
+        cause = first_failure(g, err);
+        if (all) break;
+        sched_yield();
+    }
+    if (cause && cause != DP_EFAILED) return cause;
+    if (status == DP_ETIMEOUT && err) *err = late;
+    return status ? status : cause ? cause : DP_EFAILED;
+}
+
+dp_status dp_group_call(dp_group *g, dp_job job, dp_error *err)
+{
+    return dp_group_wait(g, dp_group_post(g, job), err);
+}
+
+dp_status dp_group_closing(dp_group *g, dp_job job, dp_error *err)
+{
+    double begin = dp_now();
+    job.always = 1;
+    uint64_t seq = dp_group_post(g, job);
+    for (int d = 0; d < g->n; d++)
+        while (g->worker[d].has_thread && g->worker[d].be && atomic_load(&g->worker[d].done) < seq) {
+            if (dp_now() - begin > 5)
+                return dp_fail(err, DP_ETIMEOUT, "Device %d does not return from its work; its thread and memory are left behind.", d);
+            nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL); /* after an abort nobody is woken */
+        }
+    return DP_OK;
+}
+
+typedef struct user_call {
+    int (*fn)(void *user, int device);
+    void *user;
+} user_call;
+
+static dp_status run_user(void *arg, dp_worker *w, uint64_t seq, dp_error *err)
+{
+    const user_call *call = arg;
+    (void)seq;
+    int r = call->fn(call->user, w->device);
+    return r ? dp_fail(err, DP_EDEVICE, "The function given to dp_group_run returned %d on device %d.", r, w->device) : DP_OK;
+}
+
+dp_status dp_group_run(dp_group *g, int (*fn)(void *user, int device), void *user, dp_error *err)
+{
+    if (!g || !fn) return dp_fail(err, DP_EARGUMENT, "dp_group_run wants a group and a function.");
+    user_call call = {fn, user};
+    return dp_group_call(g, (dp_job){.run = run_user, .user = &call}, err);
+}
+
+dp_status dp_group_close(dp_group *g, dp_error *err)
+{
+    int stuck = 0;
+    if (!g) return DP_OK;
+    pthread_mutex_lock(&g->lock);
+    atomic_store(&g->stopping, 1);
+    atomic_store(&g->aborted, 1);
+    pthread_cond_broadcast(&g->moved);
+    pthread_mutex_unlock(&g->lock);
+    for (int d = 0; g->worker && d < g->n; d++) {
+        struct timespec t;
+        if (!g->worker[d].has_thread) continue;
+        clock_gettime(CLOCK_REALTIME, &t);
+        t.tv_sec += 5;
+        if (pthread_timedjoin_np(g->worker[d].thread, NULL, &t)) stuck++;
+    }
+    if (stuck) /* its thread may still touch all of this: leave it */
+        return dp_fail(err, DP_ETIMEOUT, "%d of %d workers do not return; their threads and memory are left behind.", stuck, g->n);
+    pthread_cond_destroy(&g->moved);
+    pthread_mutex_destroy(&g->lock);
+    free(g->worker);
+    free(g);
+    return DP_OK;
+}

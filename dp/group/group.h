@@ -1,0 +1,77 @@
+/* Internal: devices and their threads. One persistent worker per device runs jobs in the order in which they were posted; at most
+ * DP_JOBS are in flight. A job's `run` launches work; `finished` (optional) asks whether what it launched has ended, so that the
+ * host side can run ahead of the device.
+ *
+ * Who owns what: the job ring's slot seq % DP_JOBS is written by the caller before it raises `posted` and belongs to the workers
+ * until all of them have passed seq. A worker's fields are its own; others read only what is atomic here, or what a flag that
+ * the worker raised afterwards covers. */
+#ifndef DP_GROUP_GROUP_H
+#define DP_GROUP_GROUP_H
+#include "../base/clock.h"
+#include "devices.h"
+#include "timeline.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum { DP_JOBS = 4, DP_RUN_AHEAD = 2 };
+
+typedef struct dp_worker dp_worker;
+typedef struct dp_job {
+    dp_status (*run)(void *user, dp_worker *w, uint64_t seq, dp_error *err);
+    int (*finished)(void *user, dp_worker *w, uint64_t seq); /* 1, 0, or a negated dp_status; NULL: with run's return */
+    void *user;
+    int always; /* runs even after an abort: closing */
+} dp_job;
+
+struct dp_worker {
+    dp_group *group;
+    int device; /* position in the group; 0 is the master */
+    dp_be_device *be;
+    dp_be_stream *stream;
+    pthread_t thread;
+    int has_thread;
+    dp_timeline timeline;
+    _Atomic int phase;                /* DP_PHASE_, for the watchdog */
+    _Atomic double since;             /* begin of that phase */
+    _Atomic double progress;          /* last sign of life */
+    _Atomic(const char *) layer;      /* last launched */
+    _Atomic uint64_t done;            /* jobs that have ended here */
+    int failed;                       /* error holds the first failure; read under the group's lock */
+    int consequence;                  /* ... which only followed from another worker's */
+    dp_error error;
+};
+
+struct dp_group {
+    const dp_backend *backend;
+    dp_device_list list;
+    int n;
+    dp_worker *worker;
+    dp_job job[DP_JOBS];
+    _Atomic uint64_t posted;
+    _Atomic int aborted;  /* a worker failed or a wait passed its limit: everybody leaves */
+    _Atomic int stopping; /* close */
+    double spin_s;        /* how long a wait spins before it parks: 0 when cores do not suffice */
+    pthread_mutex_t lock; /* of the errors and of parking */
+    pthread_cond_t moved; /* some counter was raised while somebody was parked */
+    _Atomic int parked;
+};
+
+dp_status dp_group_open_on(dp_group **g, const dp_config *c, const dp_backend *backend, int64_t batch, dp_error *err);
+/* Post a job for every worker; never waits (the caller keeps at most DP_JOBS - 1 in flight). Returns its number, 1, 2, ... */
+uint64_t dp_group_post(dp_group *g, dp_job job);
+/* Until every worker has ended job seq, or one failed: then the first failure by device index, err->more = the others. */
+dp_status dp_group_wait(dp_group *g, uint64_t seq, dp_error *err);
+dp_status dp_group_call(dp_group *g, dp_job job, dp_error *err); /* post and wait */
+/* The last job: runs after an abort too. DP_ETIMEOUT when a worker does not get there within 5 s: it is stuck. */
+dp_status dp_group_closing(dp_group *g, dp_job job, dp_error *err);
+
+/* Counters that one side raises and others wait for. Raise with dp_raise only: it wakes who is parked. */
+void dp_raise(dp_group *g, _Atomic uint64_t *counter, uint64_t value);
+/* Until *counter >= value. DP_EFAILED when the group was aborted, DP_ETIMEOUT when no worker has shown life for timeout_s: then
+ * err lists the phase of every device. w: the waiting worker, NULL for the caller's thread. */
+dp_status dp_await(dp_group *g, dp_worker *w, const _Atomic uint64_t *counter, uint64_t value, const char *what, dp_error *err);
+
+void dp_phase_begin(dp_worker *w, int phase);                 /* ends the phase before */
+void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer);   /* received from device `peer` (-1: the host) in this phase */
+void dp_phase_sent(dp_worker *w, int64_t bytes);              /* to the host */
+#endif

@@ -1,0 +1,137 @@
+/* Runs a plan: the walk over its kernels, forward and backward. What is decided once stands in plan_open.c. */
+#include "../dp/base/clock.h"
+#include "plan_internal.h"
+
+static dp_status failed(const dp_link *k, dp_status status, const char *pass, dp_error *err)
+{
+    const char *layer = k ? k->chain.node[0]->name : "input";
+    dp_fail(err, status, "The %s pass failed in layer %s (%s).", pass, layer, dp_status_name(status));
+    dp_error_place(err, -1, -1, -1, NULL, -1, layer);
+    return status;
+}
+
+static void set_layer(dp_plan *p, const char *name)
+{
+    if (!p->layer) return;
+    atomic_store_explicit(p->layer, name, memory_order_relaxed);
+    atomic_store_explicit(p->progress, dp_now(), memory_order_relaxed);
+}
+
+void dp_plan_watch(dp_plan *p, _Atomic(const char *) *layer, _Atomic double *progress)
+{
+    p->layer = layer;
+    p->progress = progress;
+}
+
+float *dp_plan_output(const dp_plan *p)
+{
+    return p->value[p->output].data;
+}
+
+float *dp_plan_output_grad(const dp_plan *p)
+{
+    return p->value[p->output].grad;
+}
+
+/* The tensors of the chain's head in the replica's arrays. */
+static void bind_tensors(const dp_plan *p, const dp_link *k, const dp_pass *pass, int with_grad, dp_io *io)
+{
+    const dp_node *head = k->chain.node[0];
+    for (int t = 0; t < head->n_tensors; t++) {
+        const dp_param *a = &p->params->param[head->first_tensor + t];
+        if (p->graph->tensor[head->first_tensor + t].buffer) {
+            io->param[t] = pass->buffer + a->offset;
+            io->stats[t] = pass->stats ? pass->stats + a->offset : NULL;
+        } else {
+            io->param[t] = pass->param + a->offset;
+            io->grad[t] = with_grad && !a->frozen ? pass->grad + a->offset : NULL;
+        }
+    }
+}
+
+static void bind_memory(const dp_plan *p, const dp_link *k, dp_io *io)
+{
+    for (int i = 0; i < k->n_in; i++) io->in[i] = p->value[k->in[i]].data;
+    io->out = p->value[k->out].data;
+    io->saved = k->saved;
+    io->derived = k->derived;
+    io->workspace = p->workspace;
+}
+
+dp_status dp_plan_prepare(dp_plan *p, int64_t rows, dp_error *err)
+{
+    if (rows < 1 || rows > p->capacity)
+        return dp_fail(err, DP_EARGUMENT, "A plan for %lld rows was asked for %lld.", (long long)p->capacity, (long long)rows);
+    for (int i = 0; i < p->n_prepared; i++)
+        if (p->prepared[i] == rows) return DP_OK;
+    for (int i = 0; i < p->n_links; i++) DP_TRY(p->backend->kernel_prepare(p->link[i].kernel, rows, err));
+    /* A full list only costs the look-ups above: kernels know their own row counts. */
+    if (p->n_prepared < DP_PLAN_PREPARED) p->prepared[p->n_prepared++] = rows;
+    return DP_OK;
+}
+
+dp_status dp_plan_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_error *err)
+{
+    const dp_node *in = &p->graph->node[0];
+    int64_t shape[3] = {1, 1, 1};
+    dp_status status;
+    DP_TRY(dp_plan_prepare(p, pass->run.rows, err));
+    for (int i = 0; i < in->rank; i++) shape[3 - in->rank + i] = in->shape[i];
+    set_layer(p, in->name);
+    status = p->backend->convert(s, &pass->run, p->value[0].data, in->dtype, pass->x, pass->x_type, pass->x_layout, shape,
+                                 pass->mean, pass->inv_std);
+    if (status) return failed(NULL, status, "forward", err);
+    for (int i = 0; i < p->n_links; i++) {
+        const dp_link *k = &p->link[i];
+        dp_io io = {0};
+        bind_memory(p, k, &io);
+        bind_tensors(p, k, pass, 0, &io);
+        set_layer(p, k->chain.node[0]->name);
+        status = p->backend->forward(k->kernel, s, &pass->run, pass->run_device, &io);
+        if (status) return failed(k, status, "forward", err);
+    }
+    p->next_backward = p->n_links - 1;
+    p->next_bucket = 0;
+    return DP_OK;
+}
+
+/* One kernel backward. The first gradient that arrives at a value is written there, later ones beside it and then added. */
+static dp_status backward_link(dp_plan *p, const dp_link *k, dp_be_stream *s, const dp_pass *pass)
+{
+    dp_io io = {0};
+    bind_memory(p, k, &io);
+    bind_tensors(p, k, pass, 1, &io);
+    io.d_out = p->value[k->out].grad;
+    for (int i = 0; i < k->n_in; i++) io.d_in[i] = k->d_in[i];
+    DP_TRY(p->backend->backward(k->kernel, s, &pass->run, pass->run_device, &io));
+    for (int i = 0; i < k->n_in; i++) {
+        const dp_value *v = &p->value[k->in[i]];
+        if (!k->d_in[i] || !k->adds[i]) continue;
+        const float *pair[2] = {v->grad, k->d_in[i]};
+        int64_t count = (pass->run.rows * v->node->width + 15) / 16 * 16;
+        DP_TRY(p->backend->sum(s, v->grad, pair, 2, count));
+    }
+    return DP_OK;
+}
+
+dp_status dp_plan_backward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which, dp_error *err)
+{
+    for (;;) {
+        if (p->next_bucket < p->params->n_buckets && p->bucket[p->next_bucket].link > p->next_backward) {
+            *stop = DP_STOP_BUCKET;
+            *which = p->bucket[p->next_bucket++].bucket;
+            return DP_OK;
+        }
+        if (p->next_backward < 0) break;
+        const dp_link *k = &p->link[p->next_backward];
+        if (k->trains) {
+            set_layer(p, k->chain.node[0]->name);
+            dp_status status = backward_link(p, k, s, pass);
+            if (status) return failed(k, status, "backward", err);
+        }
+        p->next_backward--;
+    }
+    *stop = DP_STOP_END;
+    *which = -1;
+    return DP_OK;
+}

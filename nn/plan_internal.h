@@ -1,0 +1,50 @@
+/* Internal to nn/plan*.c: what a plan consists of. */
+#ifndef DP_NN_PLAN_INTERNAL_H
+#define DP_NN_PLAN_INTERNAL_H
+#include "plan.h"
+
+typedef struct dp_value { /* what one kernel writes and others read; value 0 is the input */
+    const dp_node *node;  /* the chain's last node: shape */
+    int wanted;           /* its gradient leads to something that trains */
+    int data_span, grad_span; /* in the arena; -1: none. Values that share memory share a span. */
+    float *data, *grad;
+} dp_value;
+
+typedef struct dp_link { /* one kernel in execution order */
+    dp_chain chain;
+    dp_kernel *kernel;
+    dp_need need;
+    int n_in, in[DP_MAX_IN], out; /* values */
+    int trains;                   /* backward has something to do */
+    int adds[DP_MAX_IN];          /* this gradient is added to one that is already there */
+    int d_in_span[DP_MAX_IN], saved_span;
+    float *d_in[DP_MAX_IN];
+    void *saved, *derived;
+} dp_link;
+
+typedef struct dp_bucket_stop {
+    int bucket, link; /* complete once this link has run backward */
+} dp_bucket_stop;
+
+enum { DP_PLAN_PREPARED = 64 };
+struct dp_plan {
+    const dp_backend *backend;
+    dp_be_device *device;
+    const dp_graph *graph;
+    const dp_params *params;
+    int64_t capacity;
+    int train;
+    dp_value *value;
+    int n_values, output;
+    dp_link *link;
+    int n_links;
+    dp_bucket_stop *bucket; /* in the order of completion */
+    void *arena, *workspace, *derived;
+    size_t arena_bytes, workspace_bytes, derived_bytes;
+    int64_t prepared[DP_PLAN_PREPARED];
+    int n_prepared;
+    int next_backward, next_bucket; /* where backward stands */
+    _Atomic(const char *) *layer;   /* dp_plan_watch; NULL: nobody looks */
+    _Atomic double *progress;
+};
+#endif
