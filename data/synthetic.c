@@ -8,13 +8,13 @@
 #include <string.h>
 
 enum { PURPOSE_LABEL = 0x6c61, PURPOSE_NOISE = 0x6e6f, PURPOSE_PATTERN = 0x7061 };
-enum { DEFAULT_VOCAB = 65 }; /* as many as the usual character set of plays */
+enum { BLOCK = 16 /* bytes of one draw */, DEFAULT_CLASSES = 10, DEFAULT_VOCAB = 65 }; /* as many as the usual character set of plays */
 
 typedef struct synthetic {
     dp_data base;
     uint64_t seed, first; /* number of sample 0 of this set */
     int64_t classes;
-    uint8_t *pattern; /* (x_width): class k sees it turned by a class-dependent number of elements */
+    uint8_t *pattern; /* (2 * x_width + BLOCK), of period x_width: each class begins at another place */
 } synthetic;
 
 static uint32_t random_below(const synthetic *s, uint32_t purpose, uint64_t sample, uint32_t element, int64_t n)
@@ -24,12 +24,10 @@ static uint32_t random_below(const synthetic *s, uint32_t purpose, uint64_t samp
 }
 
 /* Bytes 16 * block .. 16 * block + 15 of the noise of a sample. */
-static void noise_bytes(uint8_t out[16], uint64_t seed, uint32_t purpose, uint64_t sample, int64_t block)
+static void noise_bytes(uint8_t out[BLOCK], uint64_t seed, uint64_t sample, int64_t block)
 {
-    dp_u32x4 r = dp_draw(seed, purpose, sample, 0, (uint32_t)block);
-    for (int i = 0; i < 4; i++) {
-        for (int k = 0; k < 4; k++) out[4 * i + k] = (uint8_t)(r.v[i] >> (8 * k));
-    }
+    dp_u32x4 r = dp_draw(seed, PURPOSE_NOISE, sample, 0, (uint32_t)block);
+    for (int i = 0; i < BLOCK; i++) out[i] = (uint8_t)(r.v[i / 4] >> (8 * (i % 4)));
 }
 
 static dp_status picture_fetch(const dp_data *d, int64_t index, void *x, void *y, dp_error *err)
@@ -37,15 +35,18 @@ static dp_status picture_fetch(const dp_data *d, int64_t index, void *x, void *y
     const synthetic *s = (const synthetic *)d;
     uint64_t sample = s->first + (uint64_t)index;
     int64_t n = d->x_width, label = random_below(s, PURPOSE_LABEL, sample, 0, s->classes);
-    int64_t at = n * label / s->classes; /* where this class starts in the pattern */
-    uint8_t noise[16];
+    const uint8_t *pattern = s->pattern + n * label / s->classes;
     (void)err;
-    for (int64_t i = 0; i < n; i++) {
-        if (i % 16 == 0) noise_bytes(noise, s->seed, PURPOSE_NOISE, sample, i / 16);
-        uint32_t v = ((uint32_t)s->pattern[at] + noise[i % 16]) / 2;
-        if (d->info.x_dtype == DP_U8) ((uint8_t *)x)[i] = (uint8_t)v;
-        else ((float *)x)[i] = ((float)v - 127.5f) / 64.0f;
-        if (++at == n) at = 0;
+    for (int64_t i = 0; i < n; i += BLOCK) {
+        uint8_t v[BLOCK];
+        int64_t m = n - i < BLOCK ? n - i : BLOCK;
+        noise_bytes(v, s->seed, sample, i / BLOCK);
+        for (int k = 0; k < BLOCK; k++) v[k] = (uint8_t)((pattern[i + k] + v[k]) / 2);
+        if (d->info.x_dtype == DP_U8) {
+            memcpy((uint8_t *)x + i, v, (size_t)m);
+        } else {
+            for (int64_t k = 0; k < m; k++) ((float *)x)[i + k] = ((float)v[k] - 127.5f) / 64.0f;
+        }
     }
     if (d->info.classes > 0) *(int32_t *)y = (int32_t)label;
     else *(float *)y = (float)label / (float)s->classes;
@@ -95,7 +96,7 @@ dp_status dp_set_open_synthetic(dp_data **d, const dp_set_request *q, dp_error *
     }
     s->seed = (uint64_t)dp_config_int(q->c, "run.seed");
     s->first = (uint64_t)first;
-    s->classes = in.tokens && !dp_config_is_set(q->c, "data.classes") ? DEFAULT_VOCAB : dp_config_int(q->c, "data.classes");
+    s->classes = dp_config_is_set(q->c, "data.classes") ? dp_config_int(q->c, "data.classes") : in.tokens ? DEFAULT_VOCAB : DEFAULT_CLASSES;
     f->samples = count;
     f->x_rank = in.rank;
     memcpy(f->x_shape, in.shape, sizeof f->x_shape);
@@ -109,13 +110,14 @@ dp_status dp_set_open_synthetic(dp_data **d, const dp_set_request *q, dp_error *
     s->base.release = synthetic_release;
     if ((status = dp_set_finish(&s->base, err)) != DP_OK) goto fail;
     if (!in.tokens) {
-        s->pattern = dp_calloc((size_t)s->base.x_width, 1);
+        size_t n = (size_t)s->base.x_width;
+        s->pattern = dp_calloc(n > SIZE_MAX / 4 ? SIZE_MAX : 2 * n + BLOCK, 1);
         if (!s->pattern) {
-            status = dp_fail(err, DP_ENOMEM, "out of memory for a pattern of %lld bytes", (long long)s->base.x_width);
+            status = dp_fail(err, DP_ENOMEM, "out of memory for a pattern of %zu elements", n);
             goto fail;
         }
-        for (int64_t i = 0; i < s->base.x_width; i++)
-            s->pattern[i] = (uint8_t)random_below(s, PURPOSE_PATTERN, 0, (uint32_t)i, 256);
+        for (size_t i = 0; i < n; i++) s->pattern[i] = (uint8_t)random_below(s, PURPOSE_PATTERN, 0, (uint32_t)i, 256);
+        for (size_t i = n; i < 2 * n + BLOCK; i++) s->pattern[i] = s->pattern[i - n];
     }
     *d = &s->base;
     return DP_OK;

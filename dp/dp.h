@@ -115,7 +115,9 @@ DP_API dp_status dp_trainer_eval(dp_trainer *t, dp_result *r, dp_error *err); /*
 DP_API const char *dp_trainer_dir(const dp_trainer *t); /* the run directory */
 DP_API dp_status dp_trainer_close(dp_trainer *t, dp_error *err);
 
-/* ---- the parts: each call runs one phase on every worker and returns when all are done ---- */
+/* ---- the parts: each call runs one phase on every worker and returns when all are done ----
+ * The functions of torch.nn.parallel. A group outlives its models and arrays. After a device has failed, every call returns that
+ * failure again; close and free still work. A wrong argument or label harms nothing. */
 typedef struct dp_group dp_group; /* devices and their threads */
 typedef struct dp_model dp_model; /* parameters, gradients, buffers of a graph on one device */
 typedef struct dp_array dp_array; /* rows on one device; made by the call that fills it, reused while it fits */
@@ -131,7 +133,8 @@ DP_API dp_status dp_model_open(dp_model **m, dp_group *g, int device, const dp_g
 DP_API dp_status dp_model_update(dp_model *m, double lr, double divide_by, dp_error *err);
 DP_API dp_status dp_model_get(dp_model *m, const char *tensor, float *dst, int64_t count, dp_error *err); /* PyTorch's order */
 DP_API void dp_model_close(dp_model *m);
-/* replica[0..size): made on the first call (NULL before), then refreshed; replica[d] of the master's device is the master itself. */
+/* replica[0..size): made on the first call (NULL before), then refreshed; replica[d] of the master's device is the master itself.
+ * Every handle is closed once, in any order: the one of dp_model_open and each of replica[], the master's too. */
 DP_API dp_status dp_replicate(dp_group *g, dp_model *master, dp_model **replica, dp_error *err);
 /* Cut rows over the devices: sizes[d] rows to device d; sizes NULL = even. Devices without rows get an empty array. */
 DP_API dp_status dp_scatter(dp_group *g, dp_rows host, const int64_t *sizes, dp_array **out, dp_error *err);

@@ -60,6 +60,12 @@ static double loss_of(const dp_result *r)
     return ratio(r->loss_sum, (double)r->targets);
 }
 
+static const char *loss_text(char *buf, size_t size, double loss)
+{
+    snprintf(buf, size, loss < 1e5 ? "%.4f" : "%.3e", loss);
+    return buf;
+}
+
 static void print_eta(double seconds)
 {
     long long s = (long long)(seconds + 0.5);
@@ -69,13 +75,15 @@ static void print_eta(double seconds)
 
 static void draw(progress *p, const dp_event *ev, double now)
 {
+    char loss[32];
     int last = ev->batch == ev->batches, full = (int)(BAR * ev->batch / (ev->batches ? ev->batches : 1));
     if (now - p->drawn < 0.1 && !last) return; /* ten drawings a second are enough for an eye */
     p->drawn = now;
     printf("\r\033[Kepoch %lld/%lld [", (long long)ev->epoch, (long long)ev->epochs);
     for (int i = 0; i < BAR; i++) putchar(i < full ? '=' : i == full ? '>' : ' ');
-    printf("] %lld/%lld  %.0f samples/s  loss %.4f  ETA ", (long long)ev->batch, (long long)ev->batches,
-           ratio((double)p->epoch_samples, now - p->epoch_begin), ratio(p->epoch_loss, (double)p->epoch_targets));
+    printf("] %lld/%lld  %.0f samples/s  loss %s  ETA ", (long long)ev->batch, (long long)ev->batches,
+           ratio((double)p->epoch_samples, now - p->epoch_begin),
+           loss_text(loss, sizeof loss, ratio(p->epoch_loss, (double)p->epoch_targets)));
     print_eta(ratio(now - p->begin, (double)(ev->step - p->first_step)) * (double)(ev->steps - ev->step));
     fflush(stdout);
     p->line_open = 1;
@@ -84,6 +92,7 @@ static void draw(progress *p, const dp_event *ev, double now)
 static void step(progress *p, const dp_event *ev)
 {
     const dp_result *r = ev->result;
+    char loss[32];
     double now = seconds_now();
     p->epoch_samples += r->samples, p->epoch_targets += r->targets, p->epoch_loss += r->loss_sum;
     p->interval_samples += r->samples, p->interval_wait += r->data_wait;
@@ -92,8 +101,8 @@ static void step(progress *p, const dp_event *ev)
         return;
     }
     if (p->log_every < 1 || (ev->step % p->log_every && ev->step != ev->steps)) return;
-    printf("step %lld/%lld  epoch %lld/%lld  loss %.4f  lr %g  %.0f samples/s  data wait %.3f s\n", (long long)ev->step,
-           (long long)ev->steps, (long long)ev->epoch, (long long)ev->epochs, loss_of(r), r->lr,
+    printf("step %lld/%lld  epoch %lld/%lld  loss %s  lr %g  %.0f samples/s  data wait %.3f s\n", (long long)ev->step,
+           (long long)ev->steps, (long long)ev->epoch, (long long)ev->epochs, loss_text(loss, sizeof loss, loss_of(r)), r->lr,
            ratio((double)p->interval_samples, now - p->interval_begin), p->interval_wait);
     fflush(stdout);
     p->interval_begin = now, p->interval_samples = 0, p->interval_wait = 0;
@@ -101,7 +110,8 @@ static void step(progress *p, const dp_event *ev)
 
 static void print_eval(const progress *p, const dp_result *r)
 {
-    printf("evaluation loss %.4f", loss_of(r));
+    char loss[32];
+    printf("evaluation loss %s", loss_text(loss, sizeof loss, loss_of(r)));
     if (p->accuracy) printf(", accuracy %.2f %%", 100 * ratio((double)r->correct, (double)r->targets));
     printf(", %lld samples", (long long)r->samples);
 }
@@ -109,8 +119,9 @@ static void print_eval(const progress *p, const dp_result *r)
 static void epoch(progress *p, const dp_event *ev)
 {
     const dp_result *r = ev->result;
+    char loss[32];
     clear_line(p);
-    printf("epoch %lld/%lld  loss %.4f", (long long)ev->epoch, (long long)ev->epochs, loss_of(r));
+    printf("epoch %lld/%lld  loss %s", (long long)ev->epoch, (long long)ev->epochs, loss_text(loss, sizeof loss, loss_of(r)));
     if (p->accuracy) printf(", accuracy %.2f %%", 100 * ratio((double)r->correct, (double)r->targets));
     printf("  %.0f samples/s  %.1f s", ev->samples_per_s, r->seconds);
     if (p->eval_step == ev->step) printf("  "), print_eval(p, &p->eval);

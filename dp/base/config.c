@@ -47,11 +47,17 @@ static void free_line(dp_model_line *l)
     free((char *)(uintptr_t)l->file);
 }
 
+void dp_model_lines_clear(dp_config *c)
+{
+    for (int i = 0; i < c->n_lines; i++) free_line(&c->line[i]);
+    c->n_lines = 0;
+}
+
 void dp_config_free(dp_config *c)
 {
     if (!c) return;
     for (int i = 0; i < dp_n_keys; i++) clear_setting(&c->setting[i]);
-    for (int i = 0; i < c->n_lines; i++) free_line(&c->line[i]);
+    dp_model_lines_clear(c);
     free(c->setting);
     free(c->line);
     free(c->file);
@@ -110,6 +116,7 @@ dp_config *dp_config_copy(const dp_config *c)
 dp_status dp_config_stick(dp_config *c, const dp_error *err)
 {
     if (!c->has_error) c->error = *err, c->has_error = 1;
+    else c->error.more += 1 + err->more;
     return (dp_status)err->code;
 }
 
@@ -152,10 +159,13 @@ static int check_number(const dp_key_row *k, const char *text, char *why, size_t
     int whole = k->type == DP_KEY_INT;
     int ok = whole ? dp_parse_int(text, &i) : dp_parse_double(text, &v);
     if (ok == 0)
-        return refuse(why, size, "%s is not a %s", dp_quote(q, sizeof q, text), whole ? "whole number" : "number (as 0.1, 1e-3)");
+        return refuse(why, size, "%s is not a %s, wanted %s", dp_quote(q, sizeof q, text), whole ? "whole number" : "number (as 0.1 or 1e-3)",
+                      k->choices);
     if (whole) v = (double)i;
-    if (ok < 0 || v < k->min || v > k->max)
-        return refuse(why, size, "%s is out of range, wanted %.10g to %.10g", dp_quote(q, sizeof q, text), k->min, k->max);
+    if ((ok < 0 || v > k->max) && *k->choices == '>')
+        return refuse(why, size, "%s is too large, at most %.10g can be", dp_quote(q, sizeof q, text), k->max);
+    if (ok < 0 || v > k->max) return refuse(why, size, "%s is too large, wanted %s", dp_quote(q, sizeof q, text), k->choices);
+    if (v < k->min) return refuse(why, size, "%s is too small, wanted %s", dp_quote(q, sizeof q, text), k->choices);
     return 1;
 }
 
@@ -216,6 +226,11 @@ static int check(const dp_key_row *k, const char *text, char *why, size_t size)
 
 /* ---- paths ---- */
 
+static int is_blank(char c)
+{
+    return c == ' ' || c == '\t';
+}
+
 static int resolve_one(char *out, size_t size, const char *dir, const char *path)
 {
     char cwd[PATH_MAX];
@@ -225,35 +240,59 @@ static int resolve_one(char *out, size_t size, const char *dir, const char *path
     return dp_format(out, size, *dir ? "%s/%s/%s" : "%s%s/%s", cwd, dir, path) < (int)size;
 }
 
-/* A path, or two with a comma between (IMAGES,LABELS); words and `last N%` stay. */
+/* Whether the text is one of the row's words in small letters ("never", "last P%") and so no path. */
+static int is_word(const char *choices, const char *text)
+{
+    for (const char *p = choices; *p;) {
+        char pattern[32];
+        size_t n = strcspn(p, "|"), at = 0;
+        for (size_t i = 0; i < n && at + 1 < sizeof pattern; i++) pattern[at++] = p[i] >= 'A' && p[i] <= 'Z' ? '*' : p[i];
+        pattern[at] = 0;
+        if (*p >= 'a' && *p <= 'z' && dp_match_list(pattern, text)) return 1;
+        p += n + (p[n] == '|');
+    }
+    return 0;
+}
+
+/* Absolute, so that it holds wherever the program goes. Two paths with a comma between are resolved each; one that exists with its
+ * comma is one. NULL: too long, or out of memory. */
 static char *resolve(const dp_key_row *k, const char *text, const char *dir)
 {
-    size_t size = 2 * PATH_MAX + 2;
-    if (word_index(k->choices, text, NULL, 0) >= 0 || !strncmp(text, "last ", 5)) return strdup(text);
-    char *out = malloc(size), *second = strchr(text, ',') ? strdup(text) : NULL;
-    int ok = out && (second || !strchr(text, ','));
-    if (ok && second) {
-        char *comma = strchr(second, ',');
-        const char *b = comma + 1 + strspn(comma + 1, " \t");
-        while (comma > second && (comma[-1] == ' ' || comma[-1] == '\t')) comma--;
-        *comma = 0;
-        ok = resolve_one(out, size / 2, dir, second);
-        if (ok) {
-            size_t at = strlen(out);
-            out[at] = ',';
-            ok = resolve_one(out + at + 1, size - at - 1, dir, b);
-        }
-    } else if (ok) {
-        ok = resolve_one(out, size, dir, text);
-    }
-    free(second);
-    if (!ok) free(out), out = NULL;
+    const size_t size = 2 * PATH_MAX + 2;
+    const char *comma = strchr(k->choices, ',') ? strchr(text, ',') : NULL;
+    if (is_word(k->choices, text)) return strdup(text);
+    char *out = malloc(size), *first = NULL;
+    if (!out || !resolve_one(out, size, dir, text)) goto fail;
+    if (!comma || access(out, F_OK) == 0) return out;
+    size_t n = (size_t)(comma - text);
+    while (n && is_blank(text[n - 1])) n--;
+    do comma++;
+    while (is_blank(*comma));
+    first = strndup(text, n);
+    if (!first || !resolve_one(out, size / 2, dir, first)) goto fail;
+    n = strlen(out);
+    out[n] = ',';
+    if (!resolve_one(out + n + 1, size - n - 1, dir, comma)) goto fail;
+    free(first);
     return out;
+fail:
+    free(first);
+    free(out);
+    return NULL;
+}
+
+/* A file has no way to write these down, so a call may not set them either: every config can be dumped and loaded again. */
+static int cannot_stand_in_file(const char *text)
+{
+    for (const char *p = text; *p; p++)
+        if (((unsigned char)*p < 32 && *p != '\t') || *p == 127 || ((*p == '#' || *p == ';') && (p == text || is_blank(p[-1])))) return 1;
+    return 0;
 }
 
 int dp_setting_take(dp_config *c, int key, const char *text, const char *dir, const char *file, int line, char *why, size_t why_size)
 {
     const dp_key_row *k = &dp_keys[key];
+    char q[300];
     int in_working_dir = !strcmp(k->name, "run.dir");
     if (!check(k, text, why, why_size)) return 0;
     dp_setting s = {.line = line};
@@ -262,6 +301,11 @@ int dp_setting_take(dp_config *c, int key, const char *text, const char *dir, co
     if (!s.value || !s.written || !dup_to(&s.file, file)) {
         clear_setting(&s);
         return refuse(why, why_size, "the path is too long, or memory is short");
+    }
+    if (cannot_stand_in_file(s.value)) {
+        dp_quote(q, sizeof q, s.value);
+        clear_setting(&s);
+        return refuse(why, why_size, "%s holds a control byte, or a # or ; that begins a comment", q);
     }
     clear_setting(&c->setting[key]);
     c->setting[key] = s;
@@ -285,38 +329,56 @@ int dp_key_nearest(const char *name)
     return dp_nearest(name, list, n);
 }
 
+/* The first error sticks; all go to the log, since the call itself returns a code alone. */
+static dp_status refuse_set(dp_config *c, dp_status code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+static dp_status refuse_set(dp_config *c, dp_status code, const char *fmt, ...)
+{
+    char text[sizeof c->error.text];
+    dp_error e;
+    va_list ap;
+    va_start(ap, fmt);
+    dp_vformat(text, sizeof text, fmt, ap);
+    va_end(ap);
+    dp_fail(&e, code, "%s", text);
+    dp_log(c, DP_LOG_ERROR, "%s", e.text);
+    return dp_config_stick(c, &e);
+}
+
 static dp_status unknown_key(dp_config *c, const char *name)
 {
     char q[80];
-    dp_error e;
     int near = dp_key_nearest(name);
     dp_quote(q, sizeof q, name);
-    if (!strncmp(name, "model.", 6)) dp_fail(&e, DP_ECONFIG, "%s cannot be set here; layers come from the file or from dp_layer.", q);
-    else if (near >= 0) dp_fail(&e, DP_ECONFIG, "%s is not a setting; did you mean %s?", q, dp_keys[near].name);
-    else dp_fail(&e, DP_ECONFIG, "%s is not a setting; `dptrain --keys` lists them as section.key.", q);
-    return dp_config_stick(c, &e);
+    if (!strncmp(name, "model.", 6) || !strncmp(name, "block", 5))
+        return refuse_set(c, DP_ECONFIG, "%s cannot be set here; layers come from the file or from dp_layer.", q);
+    if (near >= 0) return refuse_set(c, DP_ECONFIG, "%s is not a setting; did you mean %s?", q, dp_keys[near].name);
+    return refuse_set(c, DP_ECONFIG, "%s is not a setting; `dptrain --keys` lists them as section.key.", q);
 }
 
 dp_status dp_config_set(dp_config *c, const char *key, const char *value)
 {
     char why[400];
-    dp_error e;
     if (!c) return DP_EARGUMENT;
-    if (!key || !value) {
-        dp_fail(&e, DP_EARGUMENT, "dp_config_set wants a key and a value.");
-        return dp_config_stick(c, &e);
-    }
+    if (!key || !value) return refuse_set(c, DP_EARGUMENT, "dp_config_set wants a key and a value.");
     int i = dp_key_find(key);
     if (i < 0) return unknown_key(c, key);
-    if (dp_setting_take(c, i, value, "", NULL, 0, why, sizeof why)) return DP_OK;
-    dp_fail(&e, DP_ECONFIG, "%s: %s.", key, why);
-    return dp_config_stick(c, &e);
+    while (is_blank(*value)) value++;
+    size_t n = strlen(value);
+    while (n && is_blank(value[n - 1])) n--;
+    char *text = strndup(value, n);
+    if (!text) return refuse_set(c, DP_ENOMEM, "Out of memory while setting %s.", key);
+    int taken = dp_setting_take(c, i, text, "", NULL, 0, why, sizeof why);
+    free(text);
+    return taken ? DP_OK : refuse_set(c, DP_ECONFIG, "%s: %s.", key, why);
 }
 
 dp_status dp_config_set_number(dp_config *c, const char *key, double value)
 {
     char text[40];
-    dp_format(text, sizeof text, "%.17g", value);
+    double back;
+    int whole = value > -1e16 && value < 1e16 && value == (double)(int64_t)value;
+    dp_format(text, sizeof text, whole ? "%.0f" : "%.15g", value);
+    if (dp_parse_double(text, &back) == 1 && (back < value || back > value)) dp_format(text, sizeof text, "%.17g", value);
     return dp_config_set(c, key, text);
 }
 
@@ -335,13 +397,12 @@ const char *dp_config_get(const dp_config *c, const char *key)
 
 int dp_config_key(const dp_config *c, int i, dp_key *key)
 {
-    static const char *const kind[] = {"whole number", "number", "0|1", "", "text", "PATH", ""};
     if (!c || !key || i < 0 || i >= dp_n_keys) return 0;
     const dp_key_row *k = &dp_keys[i];
     key->name = k->name;
     key->value = value_of(c, i);
     key->def = k->def;
-    key->range = *k->choices ? k->choices : kind[k->type];
+    key->range = k->choices;
     key->unit = k->unit;
     key->help = k->help;
     return 1;

@@ -11,7 +11,7 @@ typedef struct dp_key_row {
     const char *name; /* "section.key" */
     dp_key_type type;
     const char *def;     /* "" = none */
-    const char *choices; /* "a|b|c" for CHOICE; text shown as range otherwise */
+    const char *choices; /* "a|b|c" for CHOICE; for PATH also says what is no path (keys.c); else text shown as range */
     double min, max;     /* INT, NUMBER; inclusive */
     const char *unit, *help;
 } dp_key_row;

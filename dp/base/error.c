@@ -4,27 +4,25 @@
 #include <stdarg.h>
 #include <string.h>
 
-static void fill(dp_error *err, dp_status code)
+/* The text is made before the struct is cleared: an argument may be the text of the same error, which is being wrapped. */
+static void fill(dp_error *err, dp_status code, const char *fmt, va_list ap)
 {
+    char text[sizeof err->text];
+    int n = dp_vformat(text, sizeof text, fmt, ap);
+    if (n >= (int)sizeof text) memcpy(text + sizeof text - 4, "...", 4);
     memset(err, 0, sizeof *err);
+    memcpy(err->text, text, strlen(text));
     err->code = (int32_t)code;
     err->device = err->replica = err->phase = -1;
     err->step = -1;
-}
-
-static void write_text(dp_error *err, const char *fmt, va_list ap)
-{
-    int n = dp_vformat(err->text, sizeof err->text, fmt, ap);
-    if (n >= (int)sizeof err->text) memcpy(err->text + sizeof err->text - 4, "...", 4);
 }
 
 dp_status dp_fail(dp_error *err, dp_status code, const char *fmt, ...)
 {
     va_list ap;
     if (!err) return code;
-    fill(err, code);
     va_start(ap, fmt);
-    write_text(err, fmt, ap);
+    fill(err, code, fmt, ap);
     va_end(ap);
     return code;
 }
@@ -34,9 +32,8 @@ dp_status dp_fail_errno(dp_error *err, dp_status code, int errnum, const char *f
     va_list ap;
     char reason[128] = "";
     if (!err) return code;
-    fill(err, code);
     va_start(ap, fmt);
-    write_text(err, fmt, ap);
+    fill(err, code, fmt, ap);
     va_end(ap);
     const char *text = strerror_r(errnum, reason, sizeof reason); /* GNU: may return a constant */
     size_t at = strlen(err->text);

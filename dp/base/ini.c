@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_FILE = 1000000, MAX_SECTIONS = 64 };
+enum { MAX_FILE = 1000000, MAX_SECTIONS = 256 };
 
 typedef struct section_seen {
     char name[80]; /* "run", "block down" */
@@ -23,6 +23,8 @@ typedef struct parser {
     int known;         /* of keys */
     int model;         /* 1 [model], 2 [block] */
     char block[64], args[256];
+    int cleared;       /* model lines of an earlier text are gone */
+    int first_line;    /* of this section among the model lines */
     section_seen seen[MAX_SECTIONS];
     int n_seen, errors;
     dp_error first;
@@ -88,7 +90,8 @@ static void open_block(parser *p, char *rest)
     }
     memcpy(p->block, name, n);
     p->block[n] = 0;
-    dp_format(p->args, sizeof p->args, "%s", trim(name + n));
+    if (dp_format(p->args, sizeof p->args, "%s", trim(name + n)) >= (int)sizeof p->args)
+        complain(p, DP_ECONFIG, NULL, "the arguments of block %s are longer than %zu bytes", p->block, sizeof p->args - 1);
     dp_format(p->section, sizeof p->section, "block %s", p->block);
     p->model = 2;
 }
@@ -100,7 +103,10 @@ static void note_section(parser *p)
             complain(p, DP_ECONFIG, NULL, "this section stands already in line %d; put them together", p->seen[i].line);
             return;
         }
-    if (p->n_seen == MAX_SECTIONS) return;
+    if (p->n_seen == MAX_SECTIONS) {
+        complain(p, DP_ECONFIG, NULL, "more than %d sections", MAX_SECTIONS);
+        return;
+    }
     dp_format(p->seen[p->n_seen].name, sizeof p->seen[0].name, "%s", p->section);
     p->seen[p->n_seen++].line = p->line;
 }
@@ -131,6 +137,11 @@ static void header(parser *p, char *s)
         else complain(p, DP_ECONFIG, NULL, "unknown section %s", dp_quote(q, sizeof q, name));
         return;
     }
+    if (p->model && !p->cleared) { /* a text that has layers replaces those of an earlier one */
+        dp_model_lines_clear(p->c);
+        p->cleared = 1;
+    }
+    p->first_line = p->c->n_lines;
     if (*p->section) note_section(p);
 }
 
@@ -138,20 +149,32 @@ static void header(parser *p, char *s)
 
 static void unknown(parser *p, const char *key)
 {
-    char full[200], other[80] = "", q[80];
+    char full[200], other[80] = "";
     int near;
     size_t at = strlen(p->section);
     for (int i = 0; i < dp_n_keys && !*other; i++) {
         const char *dot = strchr(dp_keys[i].name, '.');
         if (!strcmp(dot + 1, key)) dp_format(other, sizeof other, "%.*s", (int)(dot - dp_keys[i].name), dp_keys[i].name);
     }
-    dp_quote(q, sizeof q, key);
     dp_format(full, sizeof full, "%s.%s", p->section, key);
     near = dp_key_nearest(full);
     if (*other) complain(p, DP_ECONFIG, key, "unknown key; it belongs into [%s]", other);
     else if (near >= 0 && !strncmp(dp_keys[near].name, p->section, at) && dp_keys[near].name[at] == '.')
-        complain(p, DP_ECONFIG, q, "unknown key, did you mean \"%s\"?", dp_keys[near].name + at + 1);
-    else complain(p, DP_ECONFIG, q, "unknown key");
+        complain(p, DP_ECONFIG, key, "unknown key, did you mean \"%s\"?", dp_keys[near].name + at + 1);
+    else complain(p, DP_ECONFIG, key, "unknown key");
+}
+
+static void layer(parser *p, const char *name, const char *spec)
+{
+    dp_config *c = p->c;
+    for (int i = p->first_line; i < c->n_lines; i++)
+        if (!strcmp(c->line[i].name, name)) {
+            complain(p, DP_ECONFIG, name, "stands already in line %d", c->line[i].line);
+            return;
+        }
+    if (!*spec) complain(p, DP_ECONFIG, name, "the value is empty; wanted a layer");
+    else if (!dp_model_line_add(c, p->model == 2 ? p->block : NULL, p->model == 2 ? p->args : NULL, name, spec, p->file, p->line))
+        complain(p, DP_ENOMEM, name, "out of memory");
 }
 
 static void assignment(parser *p, char *s)
@@ -172,9 +195,7 @@ static void assignment(parser *p, char *s)
         return;
     }
     if (p->model) {
-        if (!*value) complain(p, DP_ECONFIG, key, "the value is empty; wanted a layer");
-        else if (!dp_model_line_add(p->c, p->model == 2 ? p->block : NULL, p->model == 2 ? p->args : NULL, key, value, p->file, p->line))
-            complain(p, DP_ENOMEM, key, "out of memory");
+        layer(p, key, value);
         return;
     }
     char full[200];
@@ -193,7 +214,7 @@ static void one_line(parser *p, char *s)
     char q[100];
     for (const char *c = s; *c; c++)
         if (((unsigned char)*c < 32 && *c != '\t') || *c == 127) {
-            complain(p, DP_ECONFIG, NULL, "a control byte stands in %s", dp_quote(q, sizeof q, s));
+            complain(p, DP_ECONFIG, NULL, "a control byte in %s", dp_quote(q, sizeof q, s));
             return;
         }
     s = trim(s);
@@ -207,8 +228,11 @@ static void one_line(parser *p, char *s)
 dp_status dp_config_parse(dp_config *c, const char *text, size_t bytes, const char *name, const char *dir, dp_error *err)
 {
     parser p = {.c = c, .file = name, .dir = dir ? dir : ""};
-    if (memchr(text, 0, bytes)) {
-        dp_fail(&p.first, DP_ECONFIG, "%s holds zero bytes; it is not a text file.", name);
+    const char *zero = memchr(text, 0, bytes);
+    if (zero) {
+        for (const char *t = text; t < zero; t++) p.line += *t == '\n';
+        p.line++;
+        complain(&p, DP_ECONFIG, NULL, "a zero byte; this is no text file (UTF-16 has to be saved as UTF-8)");
         goto fail;
     }
     char *copy = dp_calloc(bytes + 1, 1);

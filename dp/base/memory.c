@@ -1,4 +1,4 @@
-/* Host allocation and the books of device memory. Counters are relaxed atomics: the device's worker writes, anybody reads. */
+/* Host allocation and the books of device memory. Counters are relaxed atomics: each number is exact alone. */
 #include "memory.h"
 #include "text.h"
 #include <stdlib.h>
@@ -20,38 +20,44 @@ static int64_t load(const int64_t *p)
     return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 
-static void store(int64_t *p, int64_t v)
+static int64_t add(int64_t *p, int64_t v)
 {
-    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+    return __atomic_add_fetch(p, v, __ATOMIC_RELAXED);
 }
 
 static dp_status over_limit(const dp_memory *m, int mem_class, int64_t bytes, const char *what, dp_error *err)
 {
-    char wanted[32], held[32], limit[32], list[200] = "";
+    char wanted[32], held[32], limit[32], rest[32], list[200] = "";
+    int64_t live = load(&m->total_live);
     for (int c = 0; c < DP_MEM_CLASSES; c++) {
         char one[32];
         size_t at = strlen(list);
         if (load(&m->live[c]))
-            dp_format(list + at, sizeof list - at, "%s%s %s", at ? ", " : "", dp_memory_class_name(c), dp_bytes_text(one, sizeof one, load(&m->live[c])));
+            dp_format(list + at, sizeof list - at, "%s%s %s", at ? ", " : "", dp_memory_class_name(c),
+                      dp_bytes_text(one, sizeof one, load(&m->live[c])));
     }
-    return dp_fail(err, DP_ENOMEM, "Out of memory: %s (%s) wants %s; %s of the limit of %s are held (%s).", what, dp_memory_class_name(mem_class),
-                   dp_bytes_text(wanted, sizeof wanted, bytes), dp_bytes_text(held, sizeof held, load(&m->total_live)),
+    return dp_fail(err, DP_ENOMEM, "Out of memory: %s (%s) wants %s, %s are free; %s of the limit of %s are held (%s).", what,
+                   dp_memory_class_name(mem_class), dp_bytes_text(wanted, sizeof wanted, bytes),
+                   dp_bytes_text(rest, sizeof rest, m->limit > live ? m->limit - live : 0), dp_bytes_text(held, sizeof held, live),
                    dp_bytes_text(limit, sizeof limit, m->limit), *list ? list : "nothing yet");
 }
 
 dp_status dp_memory_add(dp_memory *m, int mem_class, int64_t bytes, const char *what, dp_error *err)
 {
-    if (m->limit && load(&m->total_live) + bytes > m->limit) return over_limit(m, mem_class, bytes, what, err);
-    int64_t live = load(&m->live[mem_class]) + bytes;
-    store(&m->total_live, load(&m->total_live) + bytes);
-    store(&m->live[mem_class], live);
-    if (live > load(&m->peak[mem_class])) store(&m->peak[mem_class], live);
-    store(&m->allocations, load(&m->allocations) + 1);
+    /* Booked first and taken back when too much, so that two threads together cannot pass the limit. */
+    int64_t total = add(&m->total_live, bytes);
+    if (m->limit && total > m->limit) {
+        add(&m->total_live, -bytes);
+        return over_limit(m, mem_class, bytes, what, err);
+    }
+    int64_t live = add(&m->live[mem_class], bytes), peak = load(&m->peak[mem_class]);
+    while (live > peak && !__atomic_compare_exchange_n(&m->peak[mem_class], &peak, live, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+    add(&m->allocations, 1);
     return DP_OK;
 }
 
 void dp_memory_sub(dp_memory *m, int mem_class, int64_t bytes)
 {
-    store(&m->total_live, load(&m->total_live) - bytes);
-    store(&m->live[mem_class], load(&m->live[mem_class]) - bytes);
+    add(&m->total_live, -bytes);
+    add(&m->live[mem_class], -bytes);
 }

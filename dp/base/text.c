@@ -76,7 +76,7 @@ int dp_parse_double(const char *text, double *value)
 const char *dp_quote(char *buf, size_t size, const char *text)
 {
     size_t at = 0;
-    if (size < 16) return strncpy(buf, "", size);
+    if (size < 16) return size ? (*buf = 0, buf) : buf;
     buf[at++] = '"';
     for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
         if (at + 10 > size) {
@@ -122,18 +122,23 @@ int dp_nearest(const char *text, const char *const *names, int n)
     return best;
 }
 
+/* The last star is the only one worth going back to: what an earlier one could take, it can take as well. */
 static int match(const char *p, const char *end, const char *s)
 {
-    for (; p < end; p++, s++) {
-        if (*p == '*') {
-            for (;; s++) {
-                if (match(p + 1, end, s)) return 1;
-                if (!*s) return 0;
-            }
+    const char *star = NULL, *retry = NULL;
+    while (*s) {
+        if (p < end && *p == '*') {
+            star = ++p, retry = s;
+        } else if (p < end && (*p == '?' || *p == *s)) {
+            p++, s++;
+        } else if (star) {
+            p = star, s = ++retry;
+        } else {
+            return 0;
         }
-        if (!*s || (*p != '?' && *p != *s)) return 0;
     }
-    return !*s;
+    while (p < end && *p == '*') p++;
+    return p == end;
 }
 
 int dp_match_list(const char *patterns, const char *name)

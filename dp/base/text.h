@@ -25,6 +25,6 @@ int dp_match_list(const char *patterns, const char *name);
 /* 64-bit FNV-1a (Fowler, Noll, Vo). */
 uint64_t dp_hash(const void *data, size_t bytes);
 
-/* "8.4 MB", "12.3 k" for people. */
+/* "8.4 MB" for people. */
 const char *dp_bytes_text(char *buf, size_t size, int64_t bytes);
 #endif

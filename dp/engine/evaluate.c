@@ -60,7 +60,7 @@ static dp_status run_pass(void *user, dp_worker *w, uint64_t seq, dp_error *err)
     dp_pass_job *j = user;
     dp_engine *e = j->engine;
     dp_replica *r = &e->replica[w->device];
-    if (j->replicate) DP_TRY(dp_phase_replicate(e, r, j->version, seq, err));
+    if (j->replicate) DP_TRY(dp_phase_replicate(e, r, j->version, seq, j->replicated, err));
     if (j->buffers) DP_TRY(pull_buffers(e, r, err));
     for (int i = w->device; i < j->leaves; i += e->n) DP_TRY(run_leaf(e, r, i, err));
     return dp_job_ended(e, w, seq, err);
@@ -78,8 +78,7 @@ static dp_status run_all(dp_engine *e, dp_rows x, dp_rows y, float *out, dp_resu
         j->out = out ? out + j->first * width : NULL;
         j->run = (dp_run){.seed = e->seed, .param_version = e->version};
         j->version = e->version;
-        j->replicate = e->n > 1 && e->pulled_version != e->version;
-        e->pulled_version = e->version;
+        j->replicate = dp_engine_replicates(e, 0, &j->replicated);
         j->buffers = e->n > 1 && e->params->buffer_count && e->pulled_stats != e->stats_version;
         j->stats = e->stats_job;
         e->pulled_stats = e->stats_version;

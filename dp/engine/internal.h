@@ -25,6 +25,7 @@ typedef struct dp_step {
     dp_run run;      /* what all leaves share */
     uint64_t version; /* of the parameters it needs */
     int replicate;   /* they changed since the replicas got them (or broadcast = always) */
+    uint64_t replicated; /* last job before it in which they did; 0: none */
     int first_of_window, last_of_window;
     int reduce;      /* gradients are summed over the devices after this batch */
     int update;      /* ... and the optimizer steps: a target was counted in the window */
@@ -48,6 +49,7 @@ typedef struct dp_pass_job {
     dp_run run;
     uint64_t version;
     int replicate, buffers; /* pull parameters, running statistics first */
+    uint64_t replicated;    /* as in dp_step */
     uint64_t stats;         /* job that committed those statistics; 0: they are the loaded ones */
     dp_run *leaf_run;   /* (DP_MAX_LEAVES) pinned */
     dp_loss_sums *sums; /* (DP_MAX_LEAVES) pinned */
@@ -77,6 +79,7 @@ struct dp_engine {
     dp_signal *has_gradient; /* value = reduction: its gradient sum is complete */
     dp_signal *has_sum;      /* value = reduction: its slice is summed over all devices (reduce = sliced) */
     dp_signal *has_slice;    /* value = job: it has pulled its slice of the new parameters */
+    dp_signal *has_params;   /* value = job: it has pulled all of them, and reads no other device's any more */
     dp_signal *has_output;   /* value = round counter: outputs of its leaf (loss = master) */
     dp_signal params_ready;  /* master; value = version */
     dp_signal reduced;       /* master; value = reduction: all gradients have been read */
@@ -88,6 +91,7 @@ struct dp_engine {
     dp_pass_job pass;
     uint64_t submitted, waited;
     uint64_t version, pulled_version; /* of the parameters; last that the replicas got */
+    uint64_t replicated;              /* job in which they did */
     uint64_t stats_version, pulled_stats, stats_job; /* stats_job: last that committed; 0: none */
     int64_t first_batch; /* training batches before this engine was opened (resume) */
     uint64_t reductions;
@@ -106,11 +110,12 @@ dp_status dp_engine_open_on(dp_engine **e, const dp_graph *g, const dp_config *c
 dp_status dp_step_run(void *user, dp_worker *w, uint64_t seq, dp_error *err);
 int dp_step_finished(void *user, dp_worker *w, uint64_t seq);
 dp_status dp_phase_upload(dp_engine *e, dp_replica *r, const dp_run *run, dp_rows x, dp_rows y, const uint64_t *ids, dp_error *err);
-dp_status dp_phase_replicate(dp_engine *e, dp_replica *r, uint64_t version, uint64_t job, dp_error *err);
+dp_status dp_phase_replicate(dp_engine *e, dp_replica *r, uint64_t version, uint64_t job, uint64_t before, dp_error *err);
 dp_status dp_phase_reduce(dp_engine *e, dp_replica *r, uint64_t reduction, dp_error *err);
 dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err);
 
 /* submit.c */
+int dp_engine_replicates(dp_engine *e, int always, uint64_t *before); /* does the next job? Then it is booked as the one that did. */
 dp_status dp_engine_check(dp_engine *e, const char *call, dp_error *err); /* DP_EFAILED after a failure */
 dp_status dp_engine_job(dp_engine *e, dp_job job, dp_error *err);         /* post, wait, book the timeline; failure sticks */
 void dp_engine_book(dp_engine *e, uint64_t job);                          /* timelines up to the end of that job into stats */

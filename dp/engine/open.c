@@ -80,6 +80,7 @@ static dp_status open_signals(dp_engine *e, dp_worker *w, dp_error *err)
     DP_TRY(dp_signal_open(&e->has_gradient[d], w, err));
     DP_TRY(dp_signal_open(&e->has_sum[d], w, err));
     DP_TRY(dp_signal_open(&e->has_slice[d], w, err));
+    DP_TRY(dp_signal_open(&e->has_params[d], w, err));
     DP_TRY(dp_signal_open(&e->has_output[d], w, err));
     for (int i = 0; i < DP_JOBS; i++) DP_TRY(e->group->backend->event_open(w->be, &e->ended[d * DP_JOBS + i], err));
     if (d != 0) return DP_OK;
@@ -136,14 +137,23 @@ static dp_status open_replica(void *user, dp_worker *w, uint64_t seq, dp_error *
     return dp_finish_stream(w, err);
 }
 
+/* Late work of any device may use what close_replica frees on another. A device that failed has no work left; for one that hangs the wait
+ * outlasts dp_group_closing, which then leaves everything where it is. */
+static dp_status settle(void *user, dp_worker *w, uint64_t seq, dp_error *err)
+{
+    double begin = dp_now();
+    (void)user, (void)seq, (void)err;
+    while (dp_finish_stream(w, NULL) == DP_ETIMEOUT && dp_now() - begin < 10) continue;
+    return DP_OK;
+}
+
 static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 {
     dp_engine *e = *(dp_engine **)user;
     const dp_backend *b = e->group->backend;
     int d = w->device;
     dp_replica *r = &e->replica[d];
-    (void)seq;
-    DP_TRY(dp_finish_stream(w, err)); /* late work may still use what is freed here */
+    (void)seq, (void)err;
     if (d == 0 && e->gathered && r->w) {
         size_t bytes = (size_t)(r->capacity * e->graph->node[e->graph->out].width) * 4;
         for (int i = 0; i < e->n; i++) {
@@ -155,6 +165,7 @@ static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error 
     dp_signal_close(&e->has_gradient[d], w);
     dp_signal_close(&e->has_sum[d], w);
     dp_signal_close(&e->has_slice[d], w);
+    dp_signal_close(&e->has_params[d], w);
     dp_signal_close(&e->has_output[d], w);
     for (int i = 0; i < DP_JOBS; i++)
         if (e->ended[d * DP_JOBS + i]) b->event_close(e->ended[d * DP_JOBS + i]);
@@ -263,11 +274,13 @@ static dp_status allocate_tables(dp_engine *e, dp_error *err)
     e->has_gradient = dp_calloc(n, sizeof *e->has_gradient);
     e->has_sum = dp_calloc(n, sizeof *e->has_sum);
     e->has_slice = dp_calloc(n, sizeof *e->has_slice);
+    e->has_params = dp_calloc(n, sizeof *e->has_params);
     e->has_output = dp_calloc(n, sizeof *e->has_output);
     e->ended = dp_calloc(n * DP_JOBS, sizeof *e->ended);
     e->gathered = dp_calloc(n, sizeof *e->gathered);
     e->stats = dp_calloc(n, sizeof *e->stats);
-    if (!e->replica || !e->has_gradient || !e->has_sum || !e->has_slice || !e->has_output || !e->ended || !e->gathered || !e->stats)
+    if (!e->replica || !e->has_gradient || !e->has_sum || !e->has_slice || !e->has_params || !e->has_output || !e->ended || !e->gathered ||
+        !e->stats)
         return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
     return DP_OK;
 }
@@ -315,8 +328,11 @@ dp_status dp_engine_close(dp_engine *e, dp_error *err)
     if (!e) return DP_OK;
     dp_status status = DP_OK;
     if (e->group) {
+        if (!e->failed && e->submitted > e->waited) /* by its own time limit, which knows progress */
+            dp_group_wait(e->group, e->step[(e->submitted - 1) % DP_STEPS].job, NULL);
         if (e->replica) { /* memory goes where it came from: on its worker's thread */
-            status = dp_group_closing(e->group, (dp_job){.run = close_replica, .user = &e->pass}, err);
+            status = dp_group_closing(e->group, (dp_job){.run = settle, .user = &e->pass}, err);
+            if (!status) status = dp_group_closing(e->group, (dp_job){.run = close_replica, .user = &e->pass}, err);
             if (status) return status; /* a worker is stuck in there: all of this stays */
         }
         close_steps(e);
@@ -328,6 +344,7 @@ dp_status dp_engine_close(dp_engine *e, dp_error *err)
     free(e->has_gradient);
     free(e->has_sum);
     free(e->has_slice);
+    free(e->has_params);
     free(e->has_output);
     free(e->ended);
     free(e->gathered);

@@ -213,7 +213,7 @@ dp_status dp_step_run(void *user, dp_worker *w, uint64_t seq, dp_error *err)
     const dp_split *split = &step->split;
     int there, me = w->device;
 
-    if (step->replicate) DP_TRY(dp_phase_replicate(e, r, step->version, seq, err));
+    if (step->replicate) DP_TRY(dp_phase_replicate(e, r, step->version, seq, step->replicated, err));
     /* The arrays about to be written are read by peers until the last reduction is over. */
     dp_phase_begin(w, DP_PHASE_IDLE);
     if (e->n > 1 && step->reduced && me != 0)
@@ -236,6 +236,7 @@ dp_status dp_step_run(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err)
 {
     dp_status status = e->group->backend->record(w->stream, e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)]);
+    e->replica[w->device].given[seq % DP_JOBS] = atomic_load_explicit(&e->has_gradient[w->device].count, memory_order_relaxed);
     atomic_store_explicit(&e->replica[w->device].created, e->group->backend->created(w->be), memory_order_relaxed);
     return status ? dp_fail(err, status, "Recording an event failed.") : DP_OK;
 }
@@ -243,5 +244,12 @@ dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err)
 int dp_step_finished(void *user, dp_worker *w, uint64_t seq)
 {
     dp_engine *e = *(dp_engine **)user; /* first member of every job */
-    return e->group->backend->done(e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)]);
+    const dp_backend *b = e->group->backend;
+    int done = b->done(e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)]);
+    if (done == 0) { /* for the watchdog: does this device still work, or wait for another? */
+        uint64_t given = e->replica[w->device].given[seq % DP_JOBS];
+        int over = b->done(e->has_gradient[w->device].event[given % DP_SIGNAL_RING]) == 1;
+        atomic_store_explicit(&w->part_over, over, memory_order_relaxed);
+    }
+    return done;
 }

@@ -89,13 +89,21 @@ static dp_status check_leaves(const dp_engine *e, const dp_step *s, int *drop, d
 
 /* ---- submit ---- */
 
+int dp_engine_replicates(dp_engine *e, int always, uint64_t *before)
+{
+    if (e->n == 1 || (!always && e->pulled_version == e->version)) return 0;
+    *before = e->replicated;
+    e->replicated = atomic_load_explicit(&e->group->posted, memory_order_relaxed) + 1;
+    e->pulled_version = e->version;
+    return 1;
+}
+
 static void set_numbers(dp_engine *e, dp_step *s)
 {
     int rows = 0;
     for (int i = 0; i < s->split.leaves; i++) rows |= s->split.leaf[i].rows > 0;
     s->version = e->version;
-    s->replicate = e->n > 1 && rows && (e->on.broadcast_always || e->pulled_version != e->version);
-    if (s->replicate) e->pulled_version = e->version;
+    s->replicate = rows && dp_engine_replicates(e, e->on.broadcast_always, &s->replicated);
     s->first_of_window = !e->window_open;
     s->last_of_window = s->batch.last_of_window != 0;
     s->update = s->last_of_window && e->window_targets > 0;

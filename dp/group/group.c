@@ -100,6 +100,7 @@ static dp_status timed_out(dp_group *g, const char *what, dp_error *err)
 {
     char list[512] = "";
     int slow = -1;
+    uint64_t least = UINT64_MAX;
     double now = dp_now(), longest = -1;
     for (int d = 0; d < g->n; d++) {
         dp_worker *o = &g->worker[d];
@@ -109,7 +110,9 @@ static dp_status timed_out(dp_group *g, const char *what, dp_error *err)
         const char *layer = atomic_load_explicit(&o->layer, memory_order_relaxed);
         dp_format(list + at, sizeof list - at, "%sdevice %d: %s%s%s %.1f s", d ? "; " : "", d, dp_phase_name(phase), *layer ? " of " : "",
                   layer, since);
-        if (phase != DP_PHASE_IDLE && since > longest) longest = since, slow = d;
+        if (phase == DP_PHASE_IDLE) continue;
+        uint64_t got = 2 * atomic_load(&o->done) + (uint64_t)atomic_load_explicit(&o->part_over, memory_order_relaxed);
+        if (got < least || (got == least && since > longest)) longest = since, slow = d, least = got;
     }
     dp_fail(err, DP_ETIMEOUT, "No device moved for %.3g s (devices.timeout_s) while waiting for %s. %s.", g->list.timeout_s, what, list);
     dp_error_place(err, slow, slow, -1, NULL, -1, slow >= 0 ? atomic_load(&g->worker[slow].layer) : NULL);
@@ -177,6 +180,7 @@ static void run_job(dp_worker *w, uint64_t seq)
     dp_status status;
     dp_fail(&error, DP_EFAILED, "A job failed without saying why.");
     if (atomic_load(&g->aborted) && !job->always) return;
+    atomic_store_explicit(&w->part_over, 0, memory_order_relaxed);
     close_record(w, dp_now()); /* the idling since the last job */
     status = job->run(job->user, w, seq, &error);
     double now = dp_now();

@@ -35,6 +35,7 @@ struct dp_worker {
     _Atomic double since;             /* begin of that phase */
     _Atomic double progress;          /* last sign of life */
     _Atomic(const char *) layer;      /* last launched */
+    _Atomic int part_over;            /* all is launched, and what this device owes its peers has passed: it is not it they wait for */
     _Atomic uint64_t done;            /* jobs that have ended here */
     int failed;                       /* error holds the first failure; read under the group's lock */
     int consequence;                  /* ... which only followed from another worker's */

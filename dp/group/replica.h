@@ -34,6 +34,7 @@ typedef struct dp_replica {
     double *chunk_sums;
     dp_verdict *verdict;
     uint64_t booked;         /* timeline records that the caller has added up (the caller's) */
+    uint64_t given[DP_JOBS]; /* by job: the last reduction that it or a job before gave a gradient to */
     _Atomic int64_t created; /* backend's counter at the end of the last job */
 } dp_replica;
 

@@ -18,7 +18,7 @@ static const struct {
 #define REAL(name) {#name, offsetof(dp_progress, name), 1}
     WHOLE(step),          WHOLE(epoch),        WHOLE(batch),        WHOLE(samples),      WHOLE(epoch_samples), WHOLE(epoch_targets),
     WHOLE(epoch_correct), REAL(epoch_loss),    WHOLE(eval_step),    WHOLE(best_step),    WHOLE(best_correct),  WHOLE(best_targets),
-    REAL(best_loss),      WHOLE(seed),         WHOLE(batch_size),   WHOLE(accumulate),   WHOLE(batches),       WHOLE(devices),
+    REAL(best_loss),      WHOLE(seed),         WHOLE(batch_size),   WHOLE(accumulate),   WHOLE(epoch_batches), WHOLE(devices),
     WHOLE(threads),       WHOLE(shards),
 #undef WHOLE
 #undef REAL
@@ -116,8 +116,8 @@ dp_status dp_checkpoint_progress(const dp_st_in *in, const char *path, dp_progre
     memset(p, 0, sizeof *p);
     for (int i = 0; i < N_FIELDS; i++) DP_TRY(get_number(in, path, fields[i].key, fields[i].real, (char *)p + fields[i].offset, err));
     DP_TRY(get_number(in, path, "updates", 0, &p->updates, err));
-    if (p->step < 0 || p->epoch < 0 || p->batch < 0 || p->batches < 1 || p->batch >= p->batches || p->updates < 0 || p->updates > p->step)
+    if (p->step < 0 || p->epoch < 0 || p->batch < 0 || p->epoch_batches < 1 || p->batch >= p->epoch_batches || p->updates < 0 || p->updates > p->step)
         return dp_fail(err, DP_EDATA, "%s: the state's position is impossible (epoch %lld, batch %lld of %lld, step %lld); the file is damaged.",
-                       path, (long long)p->epoch, (long long)p->batch, (long long)p->batches, (long long)p->step);
+                       path, (long long)p->epoch, (long long)p->batch, (long long)p->epoch_batches, (long long)p->step);
     return DP_OK;
 }

@@ -17,7 +17,7 @@ typedef struct dp_progress {
     int64_t eval_step, best_step, best_correct, best_targets;
     double best_loss; /* mean */
     /* what must stay (seed, batch_size, accumulate, batches), and what may change, with a word about it */
-    int64_t seed, batch_size, accumulate, batches; /* batches of one epoch */
+    int64_t seed, batch_size, accumulate, epoch_batches; /* batches of one epoch */
     int64_t devices, threads, shards;
 } dp_progress;
 

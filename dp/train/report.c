@@ -13,7 +13,7 @@ static void send(dp_trainer *t, int kind, const dp_result *r, const char *text, 
     ev.kind = kind;
     ev.step = t->now.step, ev.steps = t->steps;
     ev.epoch = epoch, ev.epochs = t->epochs;
-    ev.batch = batch, ev.batches = t->now.batches;
+    ev.batch = batch, ev.batches = t->now.epoch_batches;
     ev.result = r, ev.text = text, ev.samples_per_s = rate;
     if (t->fn(t->user, &ev)) atomic_store(&t->stop, 1);
 }
@@ -23,7 +23,7 @@ static void place(const dp_trainer *t, int64_t *epoch, int64_t *batch)
 {
     int at_end = t->now.batch == 0 && t->now.step > 0;
     *epoch = at_end ? t->now.epoch : t->now.epoch + 1;
-    *batch = at_end ? t->now.batches : t->now.batch;
+    *batch = at_end ? t->now.epoch_batches : t->now.batch;
 }
 
 static double rate_of(int64_t samples, double seconds)

@@ -82,15 +82,36 @@ static dp_status check_vocab(const dp_trainer *t, const dp_st_in *in, const char
     return dp_fail(err, DP_EDATA, "%s was trained on another vocabulary than that of data.train: its token numbers mean other characters.", path);
 }
 
-static dp_status refuse_weights(const dp_trainer *t, const char *path, dp_error *err)
+/* The newest state of the run directory: *step -1, *path "" when there is none. */
+static dp_status newest_state(const dp_trainer *t, int64_t *step, char *path, size_t size, dp_error *err)
 {
     int64_t *steps;
     int n;
-    char newest[512] = "a state-*.safetensors file";
     DP_TRY(dp_rundir_states(t->dir.path, &steps, &n, err));
-    if (n) dp_format(newest, sizeof newest, "%s/state-%08lld.safetensors", t->dir.path, (long long)steps[n - 1]);
+    *step = n ? steps[n - 1] : -1;
+    path[0] = 0;
+    if (n) dp_format(path, size, "%s/state-%08lld.safetensors", t->dir.path, (long long)*step);
     free(steps);
-    return dp_fail(err, DP_ECONFIG, "%s holds weights only; use init_from, or resume from %s.", path, newest);
+    return DP_OK;
+}
+
+static dp_status refuse_weights(const dp_trainer *t, const char *path, dp_error *err)
+{
+    char newest[512];
+    int64_t step;
+    DP_TRY(newest_state(t, &step, newest, sizeof newest, err));
+    return dp_fail(err, DP_ECONFIG, "%s holds weights only; use init_from, or resume from %s.", path, *newest ? newest : "a state-*.safetensors file");
+}
+
+/* Rotation keeps the highest steps: it would take the states of the run that goes on for old ones. */
+static dp_status check_newest(const dp_trainer *t, const dp_progress *was, const char *path, dp_error *err)
+{
+    char newest[512];
+    int64_t step;
+    DP_TRY(newest_state(t, &step, newest, sizeof newest, err));
+    if (step <= was->step) return DP_OK;
+    return dp_fail(err, DP_ECONFIG, "%s is of step %lld, but the run directory holds a newer state, %s: resume from that one, or give another "
+                                    "run.dir to branch off.", path, (long long)was->step, newest);
 }
 
 /* What must be as it was, or the resumed run would not be the same run. */
@@ -104,7 +125,7 @@ static dp_status check_same_run(const dp_trainer *t, const dp_progress *was, con
     } row[] = {{"data.batch_size", was->batch_size, is->batch_size},
                {"data.accumulate", was->accumulate, is->accumulate},
                {"run.seed", was->seed, is->seed},
-               {"the number of batches in an epoch", was->batches, is->batches}};
+               {"the number of batches in an epoch", was->epoch_batches, is->epoch_batches}};
     if (optimizer && strcmp(optimizer, kind))
         return dp_fail(err, DP_ECONFIG, "%s was saved by optimizer.kind = %s, this run has %s: set it back, or start anew with run.init_from.", path,
                        optimizer, kind);
@@ -120,6 +141,7 @@ static dp_status resume(dp_trainer *t, const dp_st_in *in, const char *path, dp_
     dp_progress was;
     if (!dp_checkpoint_is_state(in)) return refuse_weights(t, path, err);
     DP_TRY(dp_checkpoint_progress(in, path, &was, err));
+    DP_TRY(check_newest(t, &was, path, err));
     DP_TRY(check_same_run(t, &was, path, dp_st_meta_get(in, "optimizer"), err));
     DP_TRY(check_vocab(t, in, path, err));
     DP_TRY(set_normalize(t, in, path, 1, err));

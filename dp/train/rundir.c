@@ -180,8 +180,8 @@ static char *derived_base(const dp_config *c)
     if (slash) file = slash + 1;
     const char *dot = strrchr(file, '.');
     size_t len = dot && dot > file ? (size_t)(dot - file) : strlen(file);
-    char *base = malloc(len + 8);
-    if (base) dp_format(base, len + 8, "runs/%.*s", len ? (int)len : 3, len ? file : "run");
+    char *base = malloc(len + 16);
+    if (base) dp_format(base, len + 16, "runs/%.*s", len ? (int)len : 3, len ? file : "run");
     return base;
 }
 
@@ -214,29 +214,19 @@ static dp_status choose_path(dp_rundir *d, const dp_config *c, int automatic, dp
     return s;
 }
 
-/* With resume = auto the newest state of the directory; with a file, that file, which must not be older than others in there: the
- * rotation would take the new states for the old ones. */
+/* With resume = auto the newest state of the directory, if there is one. */
 static dp_status choose_resume(dp_rundir *d, const char *file, int automatic, dp_error *err)
 {
-    int64_t *steps, newest;
+    int64_t *steps;
     int n;
-    DP_TRY(dp_rundir_states(d->path, &steps, &n, err));
-    newest = n ? steps[n - 1] : -1;
-    free(steps);
-    if (automatic) {
-        if (newest < 0) return DP_OK;
-        d->resume = dp_rundir_state_file(d->path, newest);
+    if (!automatic) {
+        d->resume = strdup(file);
         return d->resume ? DP_OK : dp_fail(err, DP_ENOMEM, "Out of memory while resuming.");
     }
-    d->resume = strdup(file);
-    char *last = newest < 0 ? NULL : dp_rundir_state_file(d->path, newest);
-    struct stat a, b;
-    dp_status s = d->resume ? DP_OK : dp_fail(err, DP_ENOMEM, "Out of memory while resuming.");
-    if (!s && last && !stat(file, &a) && !stat(last, &b) && (a.st_ino != b.st_ino || a.st_dev != b.st_dev))
-        s = dp_fail(err, DP_ECONFIG, "run.resume = %s, but the run directory holds a newer state, %s: resume from that one, or give "
-                                     "another run.dir to branch off.", file, last);
-    free(last);
-    return s;
+    DP_TRY(dp_rundir_states(d->path, &steps, &n, err));
+    if (n) d->resume = dp_rundir_state_file(d->path, steps[n - 1]);
+    free(steps);
+    return !n || d->resume ? DP_OK : dp_fail(err, DP_ENOMEM, "Out of memory while resuming.");
 }
 
 dp_status dp_rundir_choose(dp_rundir *d, const dp_config *c, dp_error *err)

@@ -125,13 +125,13 @@ dp_status dp_setup_engine(dp_trainer *t, dp_error *err)
     p->threads = dp_config_int(c, "devices.threads");
     p->shards = dp_config_int(c, "devices.shards");
     p->devices = dp_engine_devices(t->engine);
-    p->batches = dp_loader_batches(t->train_loader);
-    if (p->batches < 1)
+    p->epoch_batches = dp_loader_batches(t->train_loader);
+    if (p->epoch_batches < 1)
         return dp_fail(err, DP_ECONFIG, "No batch is left to train on: %lld samples, data.batch_size = %lld, data.drop_last = %d.",
                        (long long)t->info.samples, (long long)p->batch_size, dp_config_flag(c, "data.drop_last"));
 
     int64_t steps = dp_config_int(c, "run.steps");
-    t->windows = (p->batches + p->accumulate - 1) / p->accumulate;
+    t->windows = (p->epoch_batches + p->accumulate - 1) / p->accumulate;
     t->steps = steps > 0 ? steps : dp_config_int(c, "run.epochs") * t->windows;
     t->epochs = (t->steps + t->windows - 1) / t->windows;
     t->log_every = dp_config_int(c, "run.log_every");

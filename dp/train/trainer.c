@@ -157,7 +157,7 @@ static dp_status collect(dp_trainer *t, flight *f, dp_error *err)
     f->batch[0] = f->batch[1], f->data_wait[0] = f->data_wait[1];
 
     int64_t epoch = p->epoch + 1, batch = p->batch + 1;
-    if (batch == p->batches) p->epoch++, p->batch = 0;
+    if (batch == p->epoch_batches) p->epoch++, p->batch = 0;
     else p->batch++;
     p->samples += r.samples;
     if (isfinite(r.loss_sum)) { /* with on_nan = warn one bad batch must not hide the epoch's loss */
@@ -179,14 +179,14 @@ static dp_status stretch(dp_trainer *t, int64_t until, dp_error *err)
     dp_status s = DP_OK;
     int in_window = 0; /* a window once begun is finished, so that the state has no half gradient in it */
     memset(&f, 0, sizeof f);
-    while (!s && t->now.step + f.closing < until && (in_window || !stopping(t))) {
+    for (;;) {
         dp_batch b;
+        while (!s && (f.n == 2 || (t->one_in_flight && f.closing))) s = collect(t, &f, err);
+        if (s || t->now.step + f.closing >= until || (stopping(t) && !in_window)) break;
         double begin = dp_now();
-        s = fetch(t, &b, err);
-        if (s) break;
+        if ((s = fetch(t, &b, err))) break;
         double waited = dp_now() - begin;
-        while (!s && (f.n == 2 || (f.closing && t->one_in_flight && b.last_of_window))) s = collect(t, &f, err);
-        if (!s && b.last_of_window) s = dp_engine_set_lr(t->engine, dp_schedule_lr(&t->schedule, t->now.updates + f.closing + 1));
+        if (b.last_of_window) s = dp_engine_set_lr(t->engine, dp_schedule_lr(&t->schedule, t->now.updates + f.closing + 1));
         if (!s) s = dp_engine_submit(t->engine, &b, err);
         if (s) {
             dp_loader_release(t->train_loader, &b);

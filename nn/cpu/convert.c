@@ -10,18 +10,26 @@ static void normalize(const dp_vec_convert *v, float *x, int64_t n, int64_t chan
     float m[TABLE], s[TABLE];
     int64_t repeat = channels <= TABLE ? TABLE / channels : 0;
     for (int64_t i = 0; i < repeat * channels; i++) m[i] = mean[i % channels], s[i] = inv_std[i % channels];
-    if (repeat) v->normalize(x, n, repeat * channels, m, s);
-    else v->normalize(x, n, channels, mean, inv_std);
+    if (repeat)
+        v->normalize(x, n, repeat * channels, m, s);
+    else
+        v->normalize(x, n, channels, mean, inv_std);
 }
 
-static dp_status to_float(const dp_vec_convert *v, float *dst, const void *src, dp_dtype type, int planes, int64_t pixels, int64_t channels)
+static dp_status to_float(const dp_vec_convert *v, float *dst, const void *src, dp_dtype type, int planes, int64_t pixels,
+                          int64_t channels)
 {
     int64_t n = pixels * channels;
-    if (type == DP_U8 && planes) v->u8_interleave(dst, src, pixels, channels);
-    else if (type == DP_U8) v->u8(dst, src, n);
-    else if (type == DP_F32 && planes) v->interleave(dst, src, pixels, channels);
-    else if (type == DP_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
-    else return DP_EARGUMENT;
+    if (type == DP_U8 && planes)
+        v->u8_interleave(dst, src, pixels, channels);
+    else if (type == DP_U8)
+        v->u8(dst, src, n);
+    else if (type == DP_F32 && planes)
+        v->interleave(dst, src, pixels, channels);
+    else if (type == DP_F32)
+        memcpy(dst, src, (size_t)n * sizeof *dst);
+    else
+        return DP_EARGUMENT;
     return DP_OK;
 }
 

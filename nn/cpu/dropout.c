@@ -1,4 +1,4 @@
-/* Dropout. The mask is a pure function of (seed, layer, sample, epoch, element); it is drawn once and kept as one bit per element. */
+/* Dropout. The mask is a pure function of (seed, layer, sample, epoch, element); kept as one bit each. */
 #include "dropout.h"
 #include <math.h>
 #include <stdlib.h>
@@ -68,7 +68,8 @@ static dp_status backward(void *state, const dp_run *run, const dp_run *run_devi
         return DP_OK;
     }
     for (int64_t r = 0; r < run->rows; r++)
-        s->vec->dropout->apply(dx + r * s->width, dy + r * s->width, (const uint64_t *)io->saved + r * s->words, s->drop.scale, s->width);
+        s->vec->dropout->apply(dx + r * s->width, dy + r * s->width, (const uint64_t *)io->saved + r * s->words, s->drop.scale,
+                               s->width);
     return DP_OK;
 }
 

@@ -22,7 +22,8 @@ static table *open_table(dp_be_device *d, const dp_chain *chain, dp_error *err)
     return s;
 }
 
-static dp_status embedding_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state, dp_error *err)
+static dp_status embedding_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state,
+                                dp_error *err)
 {
     table *s = open_table(d, chain, err);
     (void)capacity;
@@ -64,7 +65,8 @@ static dp_status embedding_backward(void *state, const dp_run *run, const dp_run
 
 const dp_family dp_cpu_embedding = {.open = embedding_open, .forward = embedding_forward, .backward = embedding_backward};
 
-static dp_status position_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state, dp_error *err)
+static dp_status position_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state,
+                               dp_error *err)
 {
     (void)capacity;
     need->in_place = need->passes[0] = 1;

@@ -7,7 +7,8 @@
 enum { BLOCK = 1024, MOST = 64, LEVELS = 6 };
 
 /* The sum of the non-NULL sources at [at, at + n): where it lies (`out`, or a source that is alone), or NULL. */
-static const float *fold(const dp_vec_flat *v, const float *const *src, int n_src, int64_t at, int64_t n, float *out, float *scratch)
+static const float *fold(const dp_vec_flat *v, const float *const *src, int n_src, int64_t at, int64_t n, float *out,
+                         float *scratch)
 {
     if (n_src == 1) return src[0] ? src[0] + at : NULL;
     int half = (n_src + 1) / 2;
@@ -31,9 +32,12 @@ dp_status dp_cpu_sum(dp_be_stream *s, float *dst, const float *const *src, int n
         const float *left = fold(v, src, half, at, m, scratch, scratch + BLOCK);
         const float *right = n > half ? fold(v, src + half, n - half, at, m, scratch + BLOCK, scratch + 2 * BLOCK) : NULL;
         const float *only = left ? left : right;
-        if (left && right) v->add(dst + at, left, right, m);
-        else if (!only) memset(dst + at, 0, (size_t)m * sizeof *dst);
-        else if (only != dst + at) memcpy(dst + at, only, (size_t)m * sizeof *dst);
+        if (left && right)
+            v->add(dst + at, left, right, m);
+        else if (!only)
+            memset(dst + at, 0, (size_t)m * sizeof *dst);
+        else if (only != dst + at)
+            memcpy(dst + at, only, (size_t)m * sizeof *dst);
     }
     return DP_OK;
 }
@@ -46,7 +50,8 @@ dp_status dp_cpu_sumsq(dp_be_stream *s, const float *x, int64_t count, double *c
     return DP_OK;
 }
 
-dp_status dp_cpu_norm(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o, dp_verdict *v)
+dp_status dp_cpu_norm(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o,
+                      dp_verdict *v)
 {
     double sum = 0, mean = run_device->inv_count;
     (void)s;

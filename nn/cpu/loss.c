@@ -40,8 +40,8 @@ static double predict(const dp_vec_softmax *v, const dp_loss *l, const float *x,
     return loss;
 }
 
-static void cross_entropy(const dp_vec_softmax *v, const dp_loss *l, int64_t n, const float *logits, const void *targets, dp_dtype type,
-                          float *d_logits, dp_loss_sums *sums)
+static void cross_entropy(const dp_vec_softmax *v, const dp_loss *l, int64_t n, const float *logits, const void *targets,
+                          dp_dtype type, float *d_logits, dp_loss_sums *sums)
 {
     double chunk = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -72,8 +72,8 @@ static void mse(const dp_vec_softmax *v, int64_t n, const float *x, const float 
     sums->targets = n;
 }
 
-dp_status dp_cpu_loss(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets, dp_dtype target_type,
-                      float *d_logits, dp_loss_sums *sums)
+dp_status dp_cpu_loss(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets,
+                      dp_dtype target_type, float *d_logits, dp_loss_sums *sums)
 {
     const dp_vec_softmax *v = s->device->vec->softmax;
     *sums = (dp_loss_sums){0};

@@ -1,8 +1,8 @@
 /* batchnorm2d with its pointwise followers (relu, add, add | relu) and layernorm.
  *
- * Batchnorm works on wide rows: some pixels' channels side by side, so that few channels fill vectors too. Sums are taken in float
- * over BLOCK wide rows about a shift near the mean, then in double. Kept for backward: mean and 1/std; the mask of a relu comes from x,
- * or from the output where something was added. */
+ * Batchnorm works on wide rows: some pixels' channels side by side, so that few channels fill vectors too. Sums are taken in
+ * float over BLOCK wide rows about a shift near the mean, then in double. Kept for backward: mean and 1/std; the mask of a relu
+ * comes from x, or from the output where something was added. */
 #include "cpu.h"
 #include <math.h>
 #include <stdlib.h>
@@ -124,8 +124,10 @@ static void affine(const batchnorm *s, const scratch *t, const dp_io *io, const 
     repeat(t->h, s->channels, s->w);
 }
 
-/* Of the leaf; and what the running statistics become (variance unbiased there, as PyTorch's; a single pixel has only the biased). */
-static void leaf_statistics(const batchnorm *s, const scratch *t, const dp_run *run, const dp_io *io, float *mean, float *inv_std)
+/* Of the leaf; and what the running statistics become (variance unbiased there, as PyTorch's; a single pixel has none but the
+ * biased). */
+static void leaf_statistics(const batchnorm *s, const scratch *t, const dp_run *run, const dp_io *io, float *mean,
+                            float *inv_std)
 {
     int64_t n = run->rows * s->pixels;
     double unbiased = n > 1 ? (double)n / (double)(n - 1) : 1;
@@ -189,8 +191,10 @@ static dp_status bn_backward(void *state, const dp_run *run, const dp_run *run_d
     dp_mask mask = !s->relu ? DP_MASK_NONE : s->add ? DP_MASK_OUTPUT : DP_MASK_INPUT;
     (void)run_device;
     affine(s, &t, io, mean, inv_std);
-    if (mask == DP_MASK_OUTPUT) masked = other ? other : io->d_out;
-    else if (other && other != dy) memcpy(other, dy, (size_t)n * sizeof *dy);
+    if (mask == DP_MASK_OUTPUT)
+        masked = other ? other : io->d_out;
+    else if (other && other != dy)
+        memcpy(other, dy, (size_t)n * sizeof *dy);
     sums(s, &t, io, dy, masked, mask, n);
     for (int64_t c = 0; c < s->channels; c++) {
         double sum = t.total[c], product = t.total_square[c], r = inv_std[c];
@@ -266,8 +270,8 @@ static dp_status ln_backward(void *state, const dp_run *run, const dp_run *run_d
     for (int64_t first = 0; first < rows; first += ROWS) {
         memset(dw, 0, (size_t)n * 2 * sizeof *dw);
         for (int64_t r = first; r < rows && r < first + ROWS; r++)
-            v->norm->layernorm_backward(dx ? dx + r * n : NULL, dy + r * n, x + r * n, io->param[WEIGHT], saved[2 * r], saved[2 * r + 1], n,
-                                        sums ? dw : NULL, sums ? db : NULL);
+            v->norm->layernorm_backward(dx ? dx + r * n : NULL, dy + r * n, x + r * n, io->param[WEIGHT], saved[2 * r],
+                                        saved[2 * r + 1], n, sums ? dw : NULL, sums ? db : NULL);
         if (sums) v->flat->accumulate(total, dw, 2 * n);
     }
     for (int64_t i = 0; i < n; i++) {

@@ -22,8 +22,9 @@ static dp_step common(const dp_optimizer *o, const dp_run *run, const dp_verdict
     };
 }
 
-dp_status dp_cpu_update(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first, int64_t count, float *p,
-                        const float *g, float *m, float *v, const dp_run *run_device, const dp_verdict *verdict)
+dp_status dp_cpu_update(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first,
+                        int64_t count, float *p, const float *g, float *m, float *v, const dp_run *run_device,
+                        const dp_verdict *verdict)
 {
     const dp_vec_optimizer *vec = s->device->vec->optimizer;
     if (!verdict->take) return DP_OK;
@@ -37,10 +38,14 @@ dp_status dp_cpu_update(dp_be_stream *s, const dp_optimizer *o, const dp_range *
         step.decay = (float)decay;
         step.keep = (float)(1 - run_device->lr * decay);
         int64_t n = end - begin;
-        if (o->kind == DP_ADAM) vec->adam(p + begin, g + begin, m + begin, v + begin, n, &step);
-        else if (o->kind == DP_ADAMW) vec->adamw(p + begin, g + begin, m + begin, v + begin, n, &step);
-        else if (o->momentum != 0) vec->momentum(p + begin, g + begin, m + begin, n, &step);
-        else vec->sgd(p + begin, g + begin, n, &step);
+        if (o->kind == DP_ADAM)
+            vec->adam(p + begin, g + begin, m + begin, v + begin, n, &step);
+        else if (o->kind == DP_ADAMW)
+            vec->adamw(p + begin, g + begin, m + begin, v + begin, n, &step);
+        else if (o->momentum != 0)
+            vec->momentum(p + begin, g + begin, m + begin, n, &step);
+        else
+            vec->sgd(p + begin, g + begin, n, &step);
     }
     return DP_OK;
 }

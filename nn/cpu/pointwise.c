@@ -75,11 +75,16 @@ static dp_status backward(void *state, const dp_run *run, const dp_run *run_devi
     for (int k = 0; k < s->n_in; k++) {
         float *dx = io->d_in[k];
         if (!dx) continue;
-        if (s->relu) v->relu_backward(dx, dy, y, n); /* masking what is masked already changes nothing */
-        else if (s->op == DP_OP_GELU) (s->tanh_form ? v->gelu_tanh_backward : v->gelu_erf_backward)(dx, dy, io->in[0], n);
-        else if (s->op == DP_OP_SIGMOID) v->sigmoid_backward(dx, dy, y, n);
-        else if (s->op == DP_OP_TANH) v->tanh_backward(dx, dy, y, n);
-        else if (dx != dy) memcpy(dx, dy, (size_t)n * sizeof *dx);
+        if (s->relu)
+            v->relu_backward(dx, dy, y, n); /* masking what is masked already changes nothing */
+        else if (s->op == DP_OP_GELU)
+            (s->tanh_form ? v->gelu_tanh_backward : v->gelu_erf_backward)(dx, dy, io->in[0], n);
+        else if (s->op == DP_OP_SIGMOID)
+            v->sigmoid_backward(dx, dy, y, n);
+        else if (s->op == DP_OP_TANH)
+            v->tanh_backward(dx, dy, y, n);
+        else if (dx != dy)
+            memcpy(dx, dy, (size_t)n * sizeof *dx);
     }
     return DP_OK;
 }

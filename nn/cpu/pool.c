@@ -1,4 +1,5 @@
-/* Pooling. maxpool2d keeps one byte per output, the place of the maximum in its window; a dropout behind it marks there what it took. */
+/* Pooling. maxpool2d keeps one byte per output, the place of the maximum in its window; a dropout behind it marks there what it
+ * took. */
 #include "dropout.h"
 #include <stdlib.h>
 #include <string.h>
@@ -94,7 +95,8 @@ const dp_family dp_cpu_maxpool2d = {.fuses = max_fuses, .open = max_open, .forwa
 
 /* ---- avgpool2d, globalavgpool: backward reads nothing ---- */
 
-static dp_status average_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state, dp_error *err)
+static dp_status average_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state,
+                              dp_error *err)
 {
     (void)capacity, (void)need;
     *state = open_pool(d, chain, err);

@@ -10,7 +10,8 @@ typedef struct flatten {
     int64_t width, pixels, channels; /* pixels = 0: memory order stays */
 } flatten;
 
-static dp_status flatten_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state, dp_error *err)
+static dp_status flatten_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state,
+                              dp_error *err)
 {
     const dp_node *n = chain->node[0], *in = &chain->graph->node[n->in[0]];
     flatten *s = dp_calloc(1, sizeof *s);
@@ -66,7 +67,8 @@ typedef struct concat {
     int64_t positions, channels, part[DP_MAX_IN]; /* positions of one sample */
 } concat;
 
-static dp_status concat_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state, dp_error *err)
+static dp_status concat_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state,
+                             dp_error *err)
 {
     const dp_node *n = chain->node[0];
     concat *s = dp_calloc(1, sizeof *s);

@@ -1,7 +1,7 @@
-/* Internal to nn/cpu: the tables of vector loops. The files of vec/ are built once per instruction set (x86-64-v4, -v3, baseline)
+/* Internal to nn/cpu: the tables of vector loops. The files of vec/ are built once per instruction set (x86-64-v4, -v3, base)
  * with -DDP_ISA=NAME; each fills one group below (static functions, one table), table.c gathers the groups.
  *
- * Shared rules: n, w, rows are counts of elements, wide rows, ...; pointers need no alignment; two arrays are equal or disjoint.
+ * Shared rules: n, w, rows are counts of elements, wide rows, ...; pointers need no alignment; arrays are equal or disjoint.
  * The result for an element depends neither on its place in the array nor on alignment: bodies and tails compute alike. */
 #ifndef DP_NN_CPU_VEC_H
 #define DP_NN_CPU_VEC_H
@@ -10,8 +10,9 @@
 
 typedef struct dp_vec_flat {
     void (*add)(float *dst, const float *a, const float *b, int64_t n);
-    void (*accumulate)(double *dst, const float *x, int64_t n);         /* dst += x */
-    void (*columns)(float *sum, const float *x, int64_t rows, int64_t n); /* sum (n) = column sums of x (rows, n), in a fixed order */
+    void (*accumulate)(double *dst, const float *x, int64_t n); /* dst += x */
+    void (*columns)(float *sum, const float *x, int64_t rows,
+                    int64_t n);                 /* sum (n) = column sums of x (rows, n), in a fixed order */
     double (*sumsq)(const float *x, int64_t n); /* the same bits in every build */
 } dp_vec_flat;
 
@@ -21,7 +22,7 @@ typedef struct dp_step {
     float momentum;
     int first, nesterov;
     float beta1, beta2, rest1, rest2, eps; /* rest = 1 - beta */
-    float rate, root, keep; /* adam: lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t); adamw: 1 - lr decay */
+    float rate, root, keep;                /* adam: lr / (1 - beta1^t), 1 / sqrt(1 - beta2^t); adamw: 1 - lr decay */
 } dp_step;
 typedef struct dp_vec_optimizer {
     void (*sgd)(float *p, const float *g, int64_t n, const dp_step *s);
@@ -32,8 +33,9 @@ typedef struct dp_vec_optimizer {
 
 typedef struct dp_vec_convert {
     void (*u8)(float *dst, const uint8_t *src, int64_t n); /* value / 255 */
-    void (*u8_interleave)(float *dst, const uint8_t *src, int64_t pixels, int64_t channels); /* (c, pixel) -> (pixel, c), / 255 */
-    void (*interleave)(float *dst, const float *src, int64_t pixels, int64_t channels);      /* (c, pixel) -> (pixel, c) */
+    void (*u8_interleave)(float *dst, const uint8_t *src, int64_t pixels,
+                          int64_t channels);                                            /* (c, pixel) -> (pixel, c), / 255 */
+    void (*interleave)(float *dst, const float *src, int64_t pixels, int64_t channels); /* (c, pixel) -> (pixel, c) */
     void (*normalize)(float *x, int64_t n, int64_t w, const float *mean, const float *inv_std); /* tables (w), n any */
 } dp_vec_convert;
 
@@ -53,36 +55,39 @@ typedef struct dp_vec_pointwise {
 
 /* softmax and cross entropy, one row of n at a time */
 typedef struct dp_vec_softmax {
-    float (*max)(const float *x, int64_t n); /* NaN if there is one */
+    float (*max)(const float *x, int64_t n);                           /* NaN if there is one */
     double (*exp_sum)(float *y, const float *x, float max, int64_t n); /* y = exp(x - max); their sum */
     double (*sum)(const float *x, int64_t n);
     double (*dot)(const float *a, const float *b, int64_t n);
-    void (*scale)(float *y, const float *x, float a, float b, int64_t n); /* y = a x + b */
+    void (*scale)(float *y, const float *x, float a, float b, int64_t n);               /* y = a x + b */
     void (*backward)(float *dx, const float *dy, const float *y, float dot, int64_t n); /* y (dy - dot) */
     double (*mse)(float *dx, const float *x, const float *t, int64_t n); /* sum of (x - t)^2; dx = 2 (x - t), may be NULL */
 } dp_vec_softmax;
 
-/* batchnorm over wide rows: w = channels repeated to a multiple of 16, n elements in all (the last row may be short). How the mask
- * of a relu behind it is found: not at all, from x * k + h > 0 (recomputed), or from the stored output. */
+/* batchnorm over wide rows: w = channels repeated to a multiple of 16, n elements in all (the last row may be short). How the
+ * mask of a relu behind it is found: not at all, from x * k + h > 0 (recomputed), or from the stored output. */
 typedef enum dp_mask { DP_MASK_NONE, DP_MASK_INPUT, DP_MASK_OUTPUT } dp_mask;
 typedef struct dp_bn_tables {
     int64_t w;
-    const float *k, *h;    /* y = x k + h */
+    const float *k, *h; /* y = x k + h */
     const float *mean;
     const float *a, *p, *c; /* dx = a (g - (x - mean) p - c) */
 } dp_bn_tables;
 typedef struct dp_vec_norm {
-    void (*moments)(const float *x, int64_t n, int64_t w, const float *shift, float *sum, float *square); /* += (x - shift), its square */
-    void (*apply)(float *y, const float *x, const float *other, int relu, int64_t n, const dp_bn_tables *t); /* other NULL: no add */
+    void (*moments)(const float *x, int64_t n, int64_t w, const float *shift, float *sum,
+                    float *square); /* += (x - shift), its square */
+    void (*apply)(float *y, const float *x, const float *other, int relu, int64_t n,
+                  const dp_bn_tables *t); /* other NULL: no add */
     /* += g, g (x - mean); with DP_MASK_OUTPUT the masked g goes to `masked` (may be dy) */
-    void (*reduce)(const float *dy, const float *x, const float *y, float *masked, dp_mask mask, int64_t n, const dp_bn_tables *t,
-                   float *sum, float *product);
+    void (*reduce)(const float *dy, const float *x, const float *y, float *masked, dp_mask mask, int64_t n,
+                   const dp_bn_tables *t, float *sum, float *product);
     void (*backward)(float *dx, const float *dy, const float *x, dp_mask mask, int64_t n, const dp_bn_tables *t);
     /* layernorm, one row of n */
-    void (*layernorm)(float *y, const float *x, const float *weight, const float *bias, float eps, int64_t n, float *mean, float *inv_std);
+    void (*layernorm)(float *y, const float *x, const float *weight, const float *bias, float eps, int64_t n, float *mean,
+                      float *inv_std);
     /* dw += dy xhat, db += dy (both or neither); dx may be NULL or dy */
-    void (*layernorm_backward)(float *dx, const float *dy, const float *x, const float *weight, float mean, float inv_std, int64_t n,
-                               float *dw, float *db);
+    void (*layernorm_backward)(float *dx, const float *dy, const float *x, const float *weight, float mean, float inv_std,
+                               int64_t n, float *dw, float *db);
 } dp_vec_norm;
 
 /* One sample (h, w, c) -> (oh, ow, c). mark: which place of the window won (kernel * y + x), one byte, or int32 when `wide`;

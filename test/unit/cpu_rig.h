@@ -1,5 +1,5 @@
-/* For tests of one CPU kernel: builds a graph of inputs, a head and followers by hand, runs forward and backward in every build of the
- * vector loops, and compares with a reference in double: values directly, gradients with central differences of the reference. */
+/* For tests of one CPU kernel: builds a graph of inputs, a head and followers by hand, runs it both ways in every build of
+ * the vector loops, and compares with a reference in double: values directly, gradients with its central differences. */
 #ifndef DP_TEST_CPU_RIG_H
 #define DP_TEST_CPU_RIG_H
 #include <stdarg.h>
@@ -119,7 +119,8 @@ static inline void rig_fill(rig *r)
     for (int t = 0; t < r->n_param; t++) r->param[t] = rig_array(r->param_count[t], 101 + (uint64_t)t);
     r->d_out = rig_array(r->rows * r->out_width, 7);
     for (int i = 0; i < 16; i++) r->ids[i] = 0x100000005u * (uint64_t)(i + 3);
-    r->run = (dp_run){.rows = r->rows, .seed = 42, .epoch = 3, .ids = r->ids, .param_version = 1, .train = 1, .update_stats = 1};
+    r->run = (dp_run){
+        .rows = r->rows, .seed = 42, .epoch = 3, .ids = r->ids, .param_version = 1, .train = 1, .update_stats = 1};
 }
 static inline void rig_end(rig *r)
 {
@@ -172,7 +173,8 @@ static inline rig_result rig_once(rig *r, const dp_vec *vec, int way)
     if (r->family->prepare) assert_int_equal(r->family->prepare(state, r->rows, &err), DP_OK);
     void *saved = dp_calloc(x.need.saved + 1, 1), *workspace = dp_calloc(x.need.workspace + 1, 1);
     rig_buffer in[DP_MAX_IN], d_in[DP_MAX_IN] = {0}, grad[DP_MAX_TENSORS], stats[DP_MAX_TENSORS];
-    rig_buffer out = rig_copy(NULL, r->rows * r->out_width, shift), d_out = rig_copy(r->d_out, r->rows * r->out_width, 2 * shift);
+    rig_buffer out = rig_copy(NULL, r->rows * r->out_width, shift),
+               d_out = rig_copy(r->d_out, r->rows * r->out_width, 2 * shift);
     dp_io io = {.out = out.at, .saved = saved, .workspace = workspace, .d_out = d_out.at};
     assert_true(saved && workspace);
     for (int k = 0; k < r->n_in; k++) {
@@ -188,8 +190,10 @@ static inline rig_result rig_once(rig *r, const dp_vec *vec, int way)
         io.param[t] = r->param[t];
         grad[t] = rig_copy(NULL, r->param_count[t], shift);
         stats[t] = rig_copy(NULL, r->param_count[t], 0);
-        if (r->tensor[t].buffer) io.stats[t] = stats[t].at;
-        else io.grad[t] = grad[t].at;
+        if (r->tensor[t].buffer)
+            io.stats[t] = stats[t].at;
+        else
+            io.grad[t] = grad[t].at;
     }
     assert_int_equal(r->family->forward(state, &r->run, &r->run, &io), DP_OK);
     x.out = dp_calloc((size_t)(r->rows * r->out_width), sizeof(float));
@@ -215,8 +219,10 @@ static inline rig_result rig_once(rig *r, const dp_vec *vec, int way)
     for (int t = 0; t < r->n_param; t++) x.grad[t] = rig_take(&grad[t]), x.stats[t] = rig_take(&stats[t]);
     free(rig_take(&out));
     free(rig_take(&d_out));
-    if (r->family->close) r->family->close(state);
-    else free(state);
+    if (r->family->close)
+        r->family->close(state);
+    else
+        free(state);
     free(saved);
     free(workspace);
     return x;
@@ -261,10 +267,11 @@ static inline void rig_differences(const rig *r, double *const *in, double *cons
 }
 static inline void rig_same(const rig *r, const char *isa, int way, const char *what, const float *a, const float *b, int64_t n)
 {
-    if (a && memcmp(a, b, (size_t)n * sizeof *a)) fail_msg("%s (%s): %s differs in way %d of placing arrays", r->name, isa, what, way);
+    if (a && memcmp(a, b, (size_t)n * sizeof *a))
+        fail_msg("%s (%s): %s differs in way %d of placing arrays", r->name, isa, what, way);
 }
 
-/* All builds, all ways of placing the arrays; each build's first way against the reference, the other ways against it by bits. */
+/* All builds, all ways of placing the arrays; each build's first way against the reference, the others against it by bits. */
 static inline void rig_check(rig *r)
 {
     double *in[DP_MAX_IN] = {0}, *param[DP_MAX_TENSORS] = {0}, *slope_in[DP_MAX_IN] = {0}, *slope[DP_MAX_TENSORS] = {0};
@@ -294,7 +301,8 @@ static inline void rig_check(rig *r)
             rig_same(r, isa, way, "out", first.out, other.out, r->rows * r->out_width);
             for (int k = 0; k < r->n_in && r->run.train; k++)
                 rig_same(r, isa, way, "d_in", first.d_in[k], other.d_in[k], r->rows * r->in_width[k]);
-            for (int t = 0; t < r->n_param && r->run.train; t++) rig_same(r, isa, way, "grad", first.grad[t], other.grad[t], r->param_count[t]);
+            for (int t = 0; t < r->n_param && r->run.train; t++)
+                rig_same(r, isa, way, "grad", first.grad[t], other.grad[t], r->param_count[t]);
             rig_result_free(&other);
         }
         rig_result_free(&first);

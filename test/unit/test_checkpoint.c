@@ -35,7 +35,7 @@ static dp_progress progress_at(int64_t step)
 {
     dp_progress p;
     memset(&p, 0, sizeof p);
-    p.step = step, p.updates = 0, p.epoch = step / 7, p.batch = step % 7, p.batches = 7;
+    p.step = step, p.updates = 0, p.epoch = step / 7, p.batch = step % 7, p.epoch_batches = 7;
     p.samples = step * 16, p.epoch_loss = 1.0 / 3, p.best_loss = 1e-300, p.best_step = -1, p.eval_step = -1;
     p.seed = 1, p.batch_size = 16, p.accumulate = 1, p.devices = 2;
     return p;

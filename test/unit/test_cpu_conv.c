@@ -1,4 +1,5 @@
 /* conv2d on the CPU against plain loops in double. */
+#include "../../nn/cpu/onednn.h"
 #include "cpu_kernel.h"
 #include <pthread.h>
 
@@ -91,6 +92,36 @@ static void test_shapes(void **state)
         check(&b, shapes[i].capacity);
         check(&b, shapes[i].fewer);
         check(&b, shapes[i].capacity);
+        bed_close(&b);
+    }
+}
+
+/* oneDNN falls back to reference loops, a thousand times slower, where it has nothing better: not for any of these shapes. */
+static void test_implementations(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        bed b;
+        bed_open(&b, shapes[i].input, shapes[i].spec, 16);
+        const dp_node *n = b.chain.node[0];
+        const dp_dnnl_conv shape = {
+            .rows = 16,
+            .in = {b.in_node->shape[0], b.in_node->shape[1], b.in_node->shape[2]},
+            .out = {n->shape[0], n->shape[1], n->shape[2]},
+            .kernel = (int64_t)n->opt[DP_CONV_KERNEL],
+            .stride = (int64_t)n->opt[DP_CONV_STRIDE],
+            .pad = (int64_t)n->opt[DP_CONV_PAD],
+            .dilation = (int64_t)n->opt[DP_CONV_DILATION],
+            .groups = (int64_t)n->opt[DP_CONV_GROUPS],
+            .bias = b.n > 1,
+        };
+        for (int pass = DP_DNNL_FORWARD; pass <= DP_DNNL_BACKWARD_WEIGHTS; pass++) {
+            dp_dnnl_op *op = NULL;
+            dp_error err = {0};
+            assert_int_equal(dp_dnnl_conv_make(b.device->dnnl, &shape, pass, &op, &err), DP_OK);
+            if (!strncmp(dp_dnnl_implementation(op), "ref", 3)) fail_msg("%s, pass %d: %s", b.spec, pass, dp_dnnl_implementation(op));
+            dp_dnnl_op_free(op);
+        }
         bed_close(&b);
     }
 }
@@ -193,6 +224,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_implementations),
         cmocka_unit_test(test_versions_and_row_counts),
         cmocka_unit_test(test_frozen),
         cmocka_unit_test(test_two_devices),

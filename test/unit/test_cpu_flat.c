@@ -1,4 +1,4 @@
-/* Flat arrays on the CPU: the halving tree, sums of squares, the verdict, optimizers against PyTorch, conversion of raw rows. */
+/* Flat arrays on the CPU: the halving tree, sums of squares, the verdict, optimizers against PyTorch, conversion of rows. */
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -46,7 +46,8 @@ static void sum(void **state)
                 int n = sizes[s], any;
                 const float *src[N];
                 device.vec = dp_vec_at(isa);
-                for (int k = 0; k < n; k++) src[k] = holes == 3 || (holes == 2 && k != n - 1) || (holes == 1 && k % 3 == 1) ? NULL : data[k];
+                for (int k = 0; k < n; k++)
+                    src[k] = holes == 3 || (holes == 2 && k != n - 1) || (holes == 1 && k % 3 == 1) ? NULL : data[k];
                 for (int64_t i = 0; i < COUNT; i++) want[i] = tree(src, n, i, &any);
                 assert_int_equal(dp_cpu_sum(&stream, dst, src, n, COUNT), DP_OK);
                 assert_memory_equal(dst, want, sizeof want);
@@ -76,7 +77,8 @@ static void sumsq(void **state)
             device.vec = dp_vec_at(isa);
             for (int i = 0; i < COUNT; i++) x[i] = noise((uint32_t)i);
             assert_int_equal(dp_cpu_sumsq(&stream, x, COUNT, shift || isa ? other : first), DP_OK);
-            if (shift || isa) assert_memory_equal(first, other, sizeof first); /* every build and alignment: the same bits */
+            if (shift || isa)
+                assert_memory_equal(first, other, sizeof first); /* every build and alignment: the same bits */
             else
                 for (int i = 0; i < COUNT; i++) want[i / DP_CHUNK] += (double)x[i] * (double)x[i];
         }
@@ -112,14 +114,14 @@ static void verdict(void **state)
 
 enum { N = 16 };
 static const float start[N] = {-2.390625f, -1.171875f, -1.015625f, -2.515625f, -0.15625f, -0.953125f, -1.53125f, -2.515625f,
-                               -1.109375f, 0.46875f, -1.21875f, -0.390625f, -0.34375f, 2.640625f, 0.359375f, 0.734375f};
+                               -1.109375f, 0.46875f,   -1.21875f,  -0.390625f, -0.34375f, 2.640625f,  0.359375f, 0.734375f};
 static const float gradient[3][N] = {
-    {-0.546875f, -0.90625f, 0.546875f, 0.15625f, 0.6796875f, 0.1875f, -0.515625f, 0.6328125f, 0.859375f, -0.140625f, -1.7578125f,
-     -1.1328125f, 0.046875f, -0.484375f, -0.625f, -0.1015625f},
+    {-0.546875f, -0.90625f, 0.546875f, 0.15625f, 0.6796875f, 0.1875f, -0.515625f, 0.6328125f, 0.859375f, -0.140625f,
+     -1.7578125f, -1.1328125f, 0.046875f, -0.484375f, -0.625f, -0.1015625f},
     {1.46875f, -0.0546875f, 0.125f, -0.6015625f, 0.15625f, 0.0390625f, 0.1171875f, -0.375f, -0.0859375f, 0.2265625f, -0.125f,
      -0.0234375f, 1.84375f, -0.8125f, 1.2265625f, -0.4921875f},
-    {-0.7265625f, 0.4296875f, 0.0546875f, -0.34375f, 0.59375f, 0.34375f, 0.9140625f, 1.578125f, 0.109375f, 0.734375f, -0.1484375f, -0.5f,
-     1.203125f, -0.6796875f, -2.6015625f, -0.5859375f}};
+    {-0.7265625f, 0.4296875f, 0.0546875f, -0.34375f, 0.59375f, 0.34375f, 0.9140625f, 1.578125f, 0.109375f, 0.734375f,
+     -0.1484375f, -0.5f, 1.203125f, -0.6796875f, -2.6015625f, -0.5859375f}};
 
 typedef struct optimizer_case {
     dp_optimizer o;
@@ -127,24 +129,30 @@ typedef struct optimizer_case {
     float want[N];
 } optimizer_case;
 static const optimizer_case cases[] = {
-    {{.kind = DP_SGD, .weight_decay = 0.01}, 0.1,
-     {-2.4029541f, -1.11542451f, -1.08511555f, -2.42920828f, -0.298598975f, -1.00725842f, -1.57831466f, -2.69159055f, -1.19416833f,
-      0.385308474f, -1.01233625f, -0.224058107f, -0.651901007f, 2.83018923f, 0.558295667f, 0.850073338f}},
-    {{.kind = DP_SGD, .momentum = 0.9, .weight_decay = 0.01}, 0.1,
-     {-2.43548894f, -0.952640533f, -1.18713379f, -2.39519715f, -0.428358167f, -1.0403167f, -1.49678862f, -2.75937629f, -1.33033895f,
-      0.3877168f, -0.697638035f, -0.0274228603f, -0.824949145f, 2.97916794f, 0.553730249f, 0.909803689f}},
-    {{.kind = DP_SGD, .momentum = 0.9, .nesterov = 1}, 0.1,
-     {-2.46253896f, -0.927035928f, -1.24796104f, -2.34102321f, -0.545150757f, -1.09350467f, -1.55935633f, -2.93146825f, -1.40240622f,
-      0.316181242f, -0.552160144f, 0.100300781f, -1.08812034f, 3.15652966f, 0.736210942f, 1.01401329f}},
-    {{.kind = DP_ADAM, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1}, 0.01,
-     {-2.38148904f, -1.15009749f, -1.03742945f, -2.48867536f, -0.183240488f, -0.97128731f, -1.51536357f, -2.52725196f, -1.12746131f,
-      0.466572613f, -1.19441962f, -0.365905434f, -0.369564891f, 2.66964936f, 0.369629204f, 0.761048555f}},
-    {{.kind = DP_ADAMW, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.1}, 0.01,
-     {-2.37903929f, -1.15024972f, -1.03683519f, -2.5048213f, -0.182605028f, -0.976919651f, -1.51683211f, -2.52630615f, -1.12634993f,
-      0.46650207f, -1.19274032f, -0.365864962f, -0.369402409f, 2.66262078f, 0.368996054f, 0.760669112f}},
-    {{.kind = DP_SGD, .clip_norm = 1.5}, 0.1,
-     {-2.40876555f, -1.13905013f, -1.05251825f, -2.4793992f, -0.222878382f, -0.978393614f, -1.5465591f, -2.59145999f, -1.15383053f,
-      0.435495287f, -1.11540079f, -0.311002195f, -0.487925828f, 2.73408747f, 0.431596398f, 0.787916541f}},
+    {{.kind = DP_SGD, .weight_decay = 0.01},
+     0.1,
+     {-2.4029541f, -1.11542451f, -1.08511555f, -2.42920828f, -0.298598975f, -1.00725842f, -1.57831466f, -2.69159055f,
+      -1.19416833f, 0.385308474f, -1.01233625f, -0.224058107f, -0.651901007f, 2.83018923f, 0.558295667f, 0.850073338f}},
+    {{.kind = DP_SGD, .momentum = 0.9, .weight_decay = 0.01},
+     0.1,
+     {-2.43548894f, -0.952640533f, -1.18713379f, -2.39519715f, -0.428358167f, -1.0403167f, -1.49678862f, -2.75937629f,
+      -1.33033895f, 0.3877168f, -0.697638035f, -0.0274228603f, -0.824949145f, 2.97916794f, 0.553730249f, 0.909803689f}},
+    {{.kind = DP_SGD, .momentum = 0.9, .nesterov = 1},
+     0.1,
+     {-2.46253896f, -0.927035928f, -1.24796104f, -2.34102321f, -0.545150757f, -1.09350467f, -1.55935633f, -2.93146825f,
+      -1.40240622f, 0.316181242f, -0.552160144f, 0.100300781f, -1.08812034f, 3.15652966f, 0.736210942f, 1.01401329f}},
+    {{.kind = DP_ADAM, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1},
+     0.01,
+     {-2.38148904f, -1.15009749f, -1.03742945f, -2.48867536f, -0.183240488f, -0.97128731f, -1.51536357f, -2.52725196f,
+      -1.12746131f, 0.466572613f, -1.19441962f, -0.365905434f, -0.369564891f, 2.66964936f, 0.369629204f, 0.761048555f}},
+    {{.kind = DP_ADAMW, .beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.1},
+     0.01,
+     {-2.37903929f, -1.15024972f, -1.03683519f, -2.5048213f, -0.182605028f, -0.976919651f, -1.51683211f, -2.52630615f,
+      -1.12634993f, 0.46650207f, -1.19274032f, -0.365864962f, -0.369402409f, 2.66262078f, 0.368996054f, 0.760669112f}},
+    {{.kind = DP_SGD, .clip_norm = 1.5},
+     0.1,
+     {-2.40876555f, -1.13905013f, -1.05251825f, -2.4793992f, -0.222878382f, -0.978393614f, -1.5465591f, -2.59145999f,
+      -1.15383053f, 0.435495287f, -1.11540079f, -0.311002195f, -0.487925828f, 2.73408747f, 0.431596398f, 0.787916541f}},
 };
 
 /* The gradient comes as a sum over 8 targets. The update runs in pieces when `split`. */
@@ -224,7 +232,8 @@ static void convert(void **state)
         assert_int_equal(dp_cpu_convert(&stream, &run, a, DP_F32, planes, DP_F32, DP_CHW, shape, NULL, NULL), DP_OK);
         for (int i = 0; i < 12; i++) assert_true(a[i] == (float)hwc[i]);
         run.rows = 1; /* one picture of 2 x 2 in planes */
-        assert_int_equal(dp_cpu_convert(&stream, &run, a, DP_F32, chw, DP_U8, DP_CHW, (const int64_t[]){2, 2, 3}, NULL, NULL), DP_OK);
+        assert_int_equal(dp_cpu_convert(&stream, &run, a, DP_F32, chw, DP_U8, DP_CHW, (const int64_t[]){2, 2, 3}, NULL, NULL),
+                         DP_OK);
         for (int i = 0; i < 12; i++) assert_true(a[i] == (float)hwc[i] / 255.0f);
         run.rows = 2;
         assert_int_equal(dp_cpu_convert(&stream, &run, a, DP_F32, hwc, DP_I64, DP_HWC, shape, NULL, NULL), DP_EARGUMENT);

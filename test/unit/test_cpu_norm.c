@@ -36,8 +36,11 @@ static void ref_batchnorm(const rig *r, double *const *in, double *const *param,
 static void start_batchnorm(rig *r, int64_t rows, int64_t h, int64_t w, int64_t c, int add, int relu, float offset)
 {
     const int64_t shape[] = {h, w, c};
-    rig_start(r, add ? relu ? "batchnorm | add | relu" : "batchnorm | add" : relu ? "batchnorm | relu" : "batchnorm", &dp_cpu_batchnorm2d,
-              ref_batchnorm);
+    rig_start(r,
+              add    ? relu ? "batchnorm | add | relu" : "batchnorm | add"
+              : relu ? "batchnorm | relu"
+                     : "batchnorm",
+              &dp_cpu_batchnorm2d, ref_batchnorm);
     r->rows = rows;
     r->tolerance = 5e-6;
     rig_input(r, 3, shape);
@@ -107,8 +110,10 @@ static void single_pixel(void **state)
         for (int c = 0; c < 5; c++) {
             assert_true(fabsf(y.out[c] - r.param[BIAS][c]) < 1e-4f); /* x k + h: 316 times the rounding of x */
             assert_true(fabsf(y.d_in[0][c]) == 0 && y.grad[WEIGHT][c] == 0 && y.grad[BIAS][c] == r.d_out[c]);
-            if (update) assert_true(fabs((double)y.stats[VAR][c] - 0.9 * (double)r.param[VAR][c]) < 1e-7);
-            else assert_true(y.stats[VAR][c] == 12345.0f && y.stats[TRACKED][0] == 12345.0f);
+            if (update)
+                assert_true(fabs((double)y.stats[VAR][c] - 0.9 * (double)r.param[VAR][c]) < 1e-7);
+            else
+                assert_true(y.stats[VAR][c] == 12345.0f && y.stats[TRACKED][0] == 12345.0f);
         }
         rig_result_free(&y);
     }
@@ -146,7 +151,7 @@ static void layernorm(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(batchnorm), cmocka_unit_test(large_mean), cmocka_unit_test(single_pixel),
-                                       cmocka_unit_test(layernorm)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(batchnorm), cmocka_unit_test(large_mean),
+                                       cmocka_unit_test(single_pixel), cmocka_unit_test(layernorm)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,9 @@ static double activation(const dp_node *n, double x)
     case DP_OP_RELU: return x > 0 ? x : 0;
     case DP_OP_SIGMOID: return 1 / (1 + exp(-x));
     case DP_OP_TANH: return tanh(x);
-    default: return n->opt[DP_GELU_TANH] != 0 ? 0.5 * x * (1 + tanh(c * (x + 0.044715 * x * x * x))) : 0.5 * x * erfc(-x * 0.7071067811865476);
+    default:
+        return n->opt[DP_GELU_TANH] != 0 ? 0.5 * x * (1 + tanh(c * (x + 0.044715 * x * x * x)))
+                                         : 0.5 * x * erfc(-x * 0.7071067811865476);
     }
 }
 static void ref_activation(const rig *r, double *const *in, double *const *param, double *out)
@@ -77,8 +79,10 @@ static void exponential(void **state)
         dp_vec_at(i)->softmax->exp_sum(y, x, 0, N);
         for (int k = 0; k < N; k++) {
             double want = exp((double)x[k]);
-            if (x[k] > 88.7f) assert_true(isinf(y[k]));
-            else assert_true(fabs((double)y[k] - want) <= 2e-7 * want);
+            if (x[k] > 88.7f)
+                assert_true(isinf(y[k]));
+            else
+                assert_true(fabs((double)y[k] - want) <= 2e-7 * want);
         }
     }
 }
@@ -116,7 +120,8 @@ static void ref_pool(const rig *r, double *const *in, double *const *param, doub
 {
     const dp_node *n = r->chain.node[0], *from = &r->node[0];
     int64_t h = from->shape[0], w = from->shape[1], c = from->shape[2], oh = n->shape[0], ow = n->shape[1];
-    int64_t kernel = (int64_t)n->opt[DP_POOL_KERNEL], stride = (int64_t)n->opt[DP_POOL_STRIDE], pad = (int64_t)n->opt[DP_POOL_PAD];
+    int64_t kernel = (int64_t)n->opt[DP_POOL_KERNEL], stride = (int64_t)n->opt[DP_POOL_STRIDE],
+            pad = (int64_t)n->opt[DP_POOL_PAD];
     int max = n->op->kind == DP_OP_MAXPOOL2D;
     (void)param;
     for (int64_t i = 0; i < r->rows * r->out_width; i++) {
@@ -143,7 +148,8 @@ static void check_pool(dp_op_kind kind, int64_t h, int64_t w, int64_t c, int64_t
     rig r;
     char name[96];
     const int64_t in[] = {h, w, c}, out[] = {(h + 2 * pad - kernel) / stride + 1, (w + 2 * pad - kernel) / stride + 1, c};
-    snprintf(name, sizeof name, "pool %d: %dx%dx%d kernel %d stride %d pad %d", kind, (int)h, (int)w, (int)c, (int)kernel, (int)stride, (int)pad);
+    snprintf(name, sizeof name, "pool %d: %dx%dx%d kernel %d stride %d pad %d", kind, (int)h, (int)w, (int)c, (int)kernel,
+             (int)stride, (int)pad);
     rig_start(&r, name, kind == DP_OP_MAXPOOL2D ? &dp_cpu_maxpool2d : &dp_cpu_avgpool2d, ref_pool);
     rig_input(&r, 3, in);
     dp_node *n = rig_op(&r, kind, 3, out);
@@ -163,9 +169,9 @@ static void pools(void **state)
         check_pool(kind, 4, 6, 6, 2, 2, 0, 0);  /* tiles; fewer channels than lanes */
         check_pool(kind, 5, 5, 17, 2, 2, 0, 0); /* a row and a column left over */
         check_pool(kind, 6, 6, 16, 3, 3, 0, 0);
-        check_pool(kind, 6, 5, 5, 3, 2, 1, 0);  /* overlapping, padded */
+        check_pool(kind, 6, 5, 5, 3, 2, 1, 0); /* overlapping, padded */
         check_pool(kind, 4, 4, 3, 3, 1, 1, 0);
-        check_pool(kind, 7, 7, 2, 2, 3, 0, 0);  /* gaps between windows */
+        check_pool(kind, 7, 7, 2, 2, 3, 0, 0); /* gaps between windows */
     }
     check_pool(DP_OP_MAXPOOL2D, 18, 17, 2, 17, 1, 0, 0); /* place does not fit a byte */
     check_pool(DP_OP_MAXPOOL2D, 8, 8, 6, 2, 2, 0, 1);
@@ -386,9 +392,10 @@ static void softmax(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(activations), cmocka_unit_test(extremes),     cmocka_unit_test(exponential),   cmocka_unit_test(add),
-        cmocka_unit_test(pools),       cmocka_unit_test(maxpool_ties), cmocka_unit_test(globalavgpool), cmocka_unit_test(flatten),
-        cmocka_unit_test(concat),      cmocka_unit_test(dropout),      cmocka_unit_test(embedding),     cmocka_unit_test(position),
+        cmocka_unit_test(activations),   cmocka_unit_test(extremes),  cmocka_unit_test(exponential),
+        cmocka_unit_test(add),           cmocka_unit_test(pools),     cmocka_unit_test(maxpool_ties),
+        cmocka_unit_test(globalavgpool), cmocka_unit_test(flatten),   cmocka_unit_test(concat),
+        cmocka_unit_test(dropout),       cmocka_unit_test(embedding), cmocka_unit_test(position),
         cmocka_unit_test(softmax),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -86,7 +86,7 @@ static void test_models(void **state)
         int rank;
     } models[] = {{"mlp", 535818, 10, 1},      {"lenet", 61706, 10, 1},       {"mnist-cnn", 1199882, 10, 1},
                   {"resnet20", 272474, 10, 1}, {"resnet18", 11173962, 10, 1}, {"gpt-mini", 826368, 128 * 65, 2},
-                  {"digits", 17258, 10, 1}};
+                  {"digits", 9930, 10, 1}};
     const char *root = getenv("DP_ROOT");
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         char path[1024];

@@ -32,7 +32,8 @@ static void test_optimizer(void **state)
     assert_int_equal(o.kind, DP_SGD);
     assert_true(o.momentum == 0 && o.weight_decay == 0 && o.clip_norm == 0 && !o.nesterov);
     assert_int_equal(dp_optimizer_states(&o), 0);
-    assert_int_equal(optimizer((const char *const[]){"optimizer.momentum", "0.9", "optimizer.nesterov", "1", NULL}, &o, &err), DP_OK);
+    assert_int_equal(optimizer((const char *const[]){"optimizer.momentum", "0.9", "optimizer.nesterov", "1", NULL}, &o, &err),
+                     DP_OK);
     assert_true(o.momentum == 0.9 && o.nesterov);
     assert_int_equal(dp_optimizer_states(&o), 1);
     assert_int_equal(optimizer((const char *const[]){"optimizer.kind", "adam", NULL}, &o, &err), DP_OK);
@@ -81,7 +82,8 @@ static void test_loss(void **state)
     assert_int_equal(l.classes, 32);
     assert_int_equal(loss(picture, (const char *const[]){NULL}, &l, &err), DP_ECONFIG);
     assert_non_null(strstr(err.text, "2 x 4 x 4"));
-    assert_int_equal(loss(flat, (const char *const[]){"loss.kind", "mse", "loss.ignore_label", "3", NULL}, &l, &err), DP_ECONFIG);
+    assert_int_equal(loss(flat, (const char *const[]){"loss.kind", "mse", "loss.ignore_label", "3", NULL}, &l, &err),
+                     DP_ECONFIG);
     assert_non_null(strstr(err.text, "no effect with kind = mse"));
 }
 

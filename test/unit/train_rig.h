@@ -61,7 +61,7 @@ static dp_config *rig_config(const char *const *settings)
     return c;
 }
 
-static char *rig_read(const char *path, size_t *bytes)
+static inline char *rig_read(const char *path, size_t *bytes)
 {
     FILE *f = fopen(path, "rb");
     if (!f) fail_msg("cannot open %s", path);
@@ -73,7 +73,7 @@ static char *rig_read(const char *path, size_t *bytes)
     return p;
 }
 
-static int rig_same(const char *a, const char *b)
+static inline int rig_same(const char *a, const char *b)
 {
     size_t m, n;
     char *p = rig_read(a, &m), *q = rig_read(b, &n);

@@ -1,6 +1,6 @@
 /* Internal to nn/cpu/vec: names and vector types of the build for one instruction set. A vector has as many lanes as the widest
- * register: wider generic vectors are lowered badly by gcc 12. Scalar tails call the same functions on scalars, so they give the
- * bits that a lane gives; multiply-add is fused where the processor can, always explicitly (the compiler never contracts). */
+ * register: wider generic vectors are lowered badly by gcc 12. Scalar tails call the same functions on scalars, so they give
+ * the bits that a lane gives; multiply-add is fused where the processor can, always explicitly: gcc never contracts. */
 #ifndef DP_NN_CPU_VEC_ISA_H
 #define DP_NN_CPU_VEC_ISA_H
 #include "../vec.h"
@@ -8,10 +8,10 @@
 #include <string.h>
 
 #define DP_JOIN2(a, b) a##_##b
-#define DP_JOIN(a, b) DP_JOIN2(a, b)
-#define DP_VEC(name) DP_JOIN(name, DP_ISA)
-#define DP_TEXT2(a) #a
-#define DP_TEXT(a) DP_TEXT2(a)
+#define DP_JOIN(a, b)  DP_JOIN2(a, b)
+#define DP_VEC(name)   DP_JOIN(name, DP_ISA)
+#define DP_TEXT2(a)    #a
+#define DP_TEXT(a)     DP_TEXT2(a)
 /* The arrays of this loop are equal or disjoint (vec.h): no dependence between different elements. */
 #define DP_IVDEP _Pragma("GCC ivdep")
 

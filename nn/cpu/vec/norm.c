@@ -1,5 +1,5 @@
-/* Batchnorm over wide rows and layernorm. Batchnorm reads its rows front to back, four at a time: that streams from memory for any
- * number of channels, and the tables (w) stay in L1. */
+/* Batchnorm over wide rows and layernorm. Batchnorm reads its rows front to back, four at a time: that streams from memory for
+ * any number of channels, and the tables (w) stay in L1. */
 #include "isa.h"
 #include <math.h>
 
@@ -41,10 +41,14 @@ static inline void apply_loop(float *y, const float *x, const float *other, int 
 }
 static void apply(float *y, const float *x, const float *other, int relu, int64_t n, const dp_bn_tables *t)
 {
-    if (other && relu) apply_loop(y, x, other, 1, 1, n, t);
-    else if (other) apply_loop(y, x, other, 1, 0, n, t);
-    else if (relu) apply_loop(y, x, other, 0, 1, n, t);
-    else apply_loop(y, x, other, 0, 0, n, t);
+    if (other && relu)
+        apply_loop(y, x, other, 1, 1, n, t);
+    else if (other)
+        apply_loop(y, x, other, 1, 0, n, t);
+    else if (relu)
+        apply_loop(y, x, other, 0, 1, n, t);
+    else
+        apply_loop(y, x, other, 0, 0, n, t);
 }
 
 /* The gradient behind the mask; the loads stand before the choice, so that the loop vectorises. */
@@ -84,12 +88,15 @@ static inline void reduce_loop(const float *dy, const float *x, const float *y, 
         }
     }
 }
-static void reduce(const float *dy, const float *x, const float *y, float *masked, dp_mask mask, int64_t n, const dp_bn_tables *t,
-                   float *sum, float *product)
+static void reduce(const float *dy, const float *x, const float *y, float *masked, dp_mask mask, int64_t n,
+                   const dp_bn_tables *t, float *sum, float *product)
 {
-    if (mask == DP_MASK_NONE) reduce_loop(dy, x, y, masked, DP_MASK_NONE, n, t, sum, product);
-    else if (mask == DP_MASK_INPUT) reduce_loop(dy, x, y, masked, DP_MASK_INPUT, n, t, sum, product);
-    else reduce_loop(dy, x, y, masked, DP_MASK_OUTPUT, n, t, sum, product);
+    if (mask == DP_MASK_NONE)
+        reduce_loop(dy, x, y, masked, DP_MASK_NONE, n, t, sum, product);
+    else if (mask == DP_MASK_INPUT)
+        reduce_loop(dy, x, y, masked, DP_MASK_INPUT, n, t, sum, product);
+    else
+        reduce_loop(dy, x, y, masked, DP_MASK_OUTPUT, n, t, sum, product);
 }
 
 static inline void backward_loop(float *dx, const float *dy, const float *x, dp_mask mask, int64_t n, const dp_bn_tables *t)
@@ -106,8 +113,10 @@ static inline void backward_loop(float *dx, const float *dy, const float *x, dp_
 }
 static void backward(float *dx, const float *dy, const float *x, dp_mask mask, int64_t n, const dp_bn_tables *t)
 {
-    if (mask == DP_MASK_INPUT) backward_loop(dx, dy, x, DP_MASK_INPUT, n, t);
-    else backward_loop(dx, dy, x, DP_MASK_NONE, n, t);
+    if (mask == DP_MASK_INPUT)
+        backward_loop(dx, dy, x, DP_MASK_INPUT, n, t);
+    else
+        backward_loop(dx, dy, x, DP_MASK_NONE, n, t);
 }
 
 /* ---- layernorm ---- */
@@ -128,7 +137,8 @@ static inline float fold(vf v)
     return v[0] + v[1];
 }
 
-static void layernorm(float *y, const float *x, const float *weight, const float *bias, float eps, int64_t n, float *mean, float *inv_std)
+static void layernorm(float *y, const float *x, const float *weight, const float *bias, float eps, int64_t n, float *mean,
+                      float *inv_std)
 {
     int64_t body = n / DP_LANES * DP_LANES;
     vf s = {0};
@@ -148,8 +158,8 @@ static void layernorm(float *y, const float *x, const float *weight, const float
 }
 
 /* dx = r (u - mean(u) - xhat mean(u xhat)), u = dy weight */
-static void layernorm_backward(float *dx, const float *dy, const float *x, const float *weight, float mean, float inv_std, int64_t n,
-                               float *dw, float *db)
+static void layernorm_backward(float *dx, const float *dy, const float *x, const float *weight, float mean, float inv_std,
+                               int64_t n, float *dw, float *db)
 {
     int64_t body = n / DP_LANES * DP_LANES;
     if (dw) {

@@ -22,10 +22,14 @@ static inline void momentum_loop(float *p, const float *g, float *m, int64_t n, 
 }
 static void momentum_step(float *p, const float *g, float *m, int64_t n, const dp_step *s)
 {
-    if (s->first && s->nesterov) momentum_loop(p, g, m, n, s, 1, 1);
-    else if (s->first) momentum_loop(p, g, m, n, s, 1, 0);
-    else if (s->nesterov) momentum_loop(p, g, m, n, s, 0, 1);
-    else momentum_loop(p, g, m, n, s, 0, 0);
+    if (s->first && s->nesterov)
+        momentum_loop(p, g, m, n, s, 1, 1);
+    else if (s->first)
+        momentum_loop(p, g, m, n, s, 1, 0);
+    else if (s->nesterov)
+        momentum_loop(p, g, m, n, s, 0, 1);
+    else
+        momentum_loop(p, g, m, n, s, 0, 0);
 }
 
 static inline void adam_loop(float *p, const float *g, float *m, float *v, int64_t n, const dp_step *s, int decoupled)

@@ -20,8 +20,10 @@ static inline void store_mark(const dp_pool *p, void *mark, int64_t at, vi place
         return;
     }
     vu8 narrow = __builtin_convertvector(place, vu8);
-    if (lanes == DP_LANES) memcpy((uint8_t *)mark + at, &narrow, sizeof narrow);
-    else memcpy((uint8_t *)mark + at, &narrow, (size_t)lanes);
+    if (lanes == DP_LANES)
+        memcpy((uint8_t *)mark + at, &narrow, sizeof narrow);
+    else
+        memcpy((uint8_t *)mark + at, &narrow, (size_t)lanes);
 }
 static inline vi load_mark(const dp_pool *p, const void *mark, int64_t at, int lanes)
 {
@@ -31,14 +33,16 @@ static inline vi load_mark(const dp_pool *p, const void *mark, int64_t at, int l
         return place;
     }
     vu8 narrow = {0};
-    if (lanes == DP_LANES) memcpy(&narrow, (const uint8_t *)mark + at, sizeof narrow);
-    else memcpy(&narrow, (const uint8_t *)mark + at, (size_t)lanes);
+    if (lanes == DP_LANES)
+        memcpy(&narrow, (const uint8_t *)mark + at, sizeof narrow);
+    else
+        memcpy(&narrow, (const uint8_t *)mark + at, (size_t)lanes);
     return __builtin_convertvector(narrow, vi);
 }
 
-/* Some lanes of one window; x at the sample's first pixel of these channels. The first maximum wins; so does a NaN, as in PyTorch. */
-static inline __attribute__((always_inline)) void max_lanes(const dp_pool *p, float *y, const float *x, void *mark, int64_t at, span v, span h,
-                                                            int64_t kernel, int lanes)
+/* Some lanes of one window; x at the sample's first pixel of these channels. The first maximum or a NaN wins, as in PyTorch. */
+static inline __attribute__((always_inline)) void max_lanes(const dp_pool *p, float *y, const float *x, void *mark, int64_t at,
+                                                            span v, span h, int64_t kernel, int lanes)
 {
     vf best = {0};
     vi place = {0};
@@ -55,12 +59,15 @@ static inline __attribute__((always_inline)) void max_lanes(const dp_pool *p, fl
             best = vselect(wins, value, best);
             place = (wins & here) | (~wins & place);
         }
-    if (lanes == DP_LANES) vstore(y + at, best);
-    else vstore_part(y + at, best, lanes);
+    if (lanes == DP_LANES)
+        vstore(y + at, best);
+    else
+        vstore_part(y + at, best, lanes);
     if (mark) store_mark(p, mark, at, place, lanes);
 }
 
-static inline __attribute__((always_inline)) void max_loop(const dp_pool *p, float *y, const float *x, void *mark, int64_t kernel, int inside)
+static inline __attribute__((always_inline)) void max_loop(const dp_pool *p, float *y, const float *x, void *mark,
+                                                           int64_t kernel, int inside)
 {
     int64_t c = p->c, body = c / DP_LANES * DP_LANES;
     for (int64_t oy = 0; oy < p->oh; oy++)
@@ -74,8 +81,10 @@ static inline __attribute__((always_inline)) void max_loop(const dp_pool *p, flo
 }
 static void max(const dp_pool *p, float *y, const float *x, void *mark)
 {
-    if (p->kernel == 2 && !p->pad) max_loop(p, y, x, mark, 2, 1);
-    else max_loop(p, y, x, mark, p->kernel, 0);
+    if (p->kernel == 2 && !p->pad)
+        max_loop(p, y, x, mark, 2, 1);
+    else
+        max_loop(p, y, x, mark, p->kernel, 0);
 }
 
 /* Windows that tile the sample write every element once: nothing to clear, nothing to add. */
@@ -84,8 +93,9 @@ static inline int tiles(const dp_pool *p)
     return p->stride == p->kernel && !p->pad && p->h % p->kernel == 0 && p->w % p->kernel == 0;
 }
 
-static inline __attribute__((always_inline)) void max_backward_lanes(const dp_pool *p, float *dx, const float *dy, const void *mark, int64_t at,
-                                                                     float scale, span v, span h, int64_t kernel, int assign, int lanes)
+static inline __attribute__((always_inline)) void max_backward_lanes(const dp_pool *p, float *dx, const float *dy,
+                                                                     const void *mark, int64_t at, float scale, span v, span h,
+                                                                     int64_t kernel, int assign, int lanes)
 {
     vf g = (lanes == DP_LANES ? vload(dy + at) : vload_part(dy + at, lanes)) * scale;
     vi place = load_mark(p, mark, at, lanes);
@@ -93,13 +103,15 @@ static inline __attribute__((always_inline)) void max_backward_lanes(const dp_po
         for (int64_t j = h.first; j < h.last; j++) {
             float *to = dx + ((v.origin + i) * p->w + h.origin + j) * p->c;
             vf value = (vf)((place == (int32_t)(i * kernel + j)) & (vi)g);
-            if (lanes == DP_LANES) vstore(to, assign ? value : vload(to) + value);
-            else vstore_part(to, assign ? value : vload_part(to, lanes) + value, lanes);
+            if (lanes == DP_LANES)
+                vstore(to, assign ? value : vload(to) + value);
+            else
+                vstore_part(to, assign ? value : vload_part(to, lanes) + value, lanes);
         }
 }
 
-static inline __attribute__((always_inline)) void max_backward_loop(const dp_pool *p, float *dx, const float *dy, const void *mark, float scale,
-                                                                    int64_t kernel, int assign)
+static inline __attribute__((always_inline)) void max_backward_loop(const dp_pool *p, float *dx, const float *dy,
+                                                                    const void *mark, float scale, int64_t kernel, int assign)
 {
     int64_t c = p->c, body = c / DP_LANES * DP_LANES;
     for (int64_t oy = 0; oy < p->oh; oy++)
