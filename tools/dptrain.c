@@ -1,4 +1,5 @@
-/* dptrain: trains what a configuration describes. Everything that is hard is in the library; here are signals, exit codes, commands. */
+/* dptrain: trains what a configuration describes. Everything that is hard is in the library; here are signals, exit
+ * codes, commands. */
 #include "tool.h"
 #include <signal.h>
 #include <stdio.h>
@@ -6,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The handler's two facts. Before training there is nothing to save, so a signal ends the program at once; so does a second one
- * later: files appear by rename only, a save that is cut short leaves the older file. */
+/* The handler's two facts. Before training there is nothing to save, so a signal ends the program at once; so does a
+ * second one later: files appear by rename only, a save that is cut short leaves the older file. */
 static dp_trainer *volatile running;
 static volatile sig_atomic_t caught;
 
@@ -41,11 +42,14 @@ static int check_launcher(const dp_config *c)
         const char *value = getenv(names[i]);
         if (!value || strtol(value, NULL, 10) <= 1) continue;
         if (mode && !strcmp(mode, "ddp"))
-            fprintf(stderr, "dptrain: %s is %s, but this build has no MPI: mode = ddp here is one process that drives all devices; start one task\n",
+            fprintf(stderr,
+                    "dptrain: %s is %s, but this build has no MPI: mode = ddp here is one process that drives all devices; "
+                    "start one task\n",
                     names[i], value);
         else
-            fprintf(stderr, "dptrain: %s is %s: mode = %s is one process that drives all devices; start one task, or set mode = ddp\n", names[i],
-                    value, mode ? mode : "dp");
+            fprintf(stderr,
+                    "dptrain: %s is %s: mode = %s is one process that drives all devices; start one task, or set mode = ddp\n",
+                    names[i], value, mode ? mode : "dp");
         return EXIT_USAGE;
     }
     return EXIT_OK;
@@ -66,7 +70,7 @@ static int exit_code(dp_status s, int opening)
     }
 }
 
-/* File first, then the command line. The library logs each error of the file; an override's is told here. */
+/* File first, then the command line. The library logs each error of both. */
 static int load(dp_config *c, const options *o, progress *p)
 {
     dp_error err;
@@ -79,13 +83,10 @@ static int load(dp_config *c, const options *o, progress *p)
         char key[128];
         const char *equal = strchr(o->overrides[i], '=');
         size_t n = (size_t)(equal - o->overrides[i]);
-        int logged = p->errors;
         if (n >= sizeof key) n = sizeof key - 1;
         memcpy(key, o->overrides[i], n);
         key[n] = 0;
-        if (!dp_config_set(c, key, equal + 1)) continue;
-        if (p->errors == logged) fprintf(stderr, "dptrain: %s is not a setting that can be; see dptrain --keys\n", o->overrides[i]);
-        bad = 1;
+        if (dp_config_set(c, key, equal + 1)) bad = 1;
     }
     if (o->resume && dp_config_set(c, "run.resume", "auto")) bad = 1;
     return bad ? EXIT_USAGE : EXIT_OK;
@@ -186,8 +187,10 @@ int main(int argc, char **argv)
     } else if (!code) {
         p.quiet = o.quiet, p.live = isatty(STDOUT_FILENO);
         dp_config *c = dp_config_new(progress_log, &p);
-        if (c) code = command(c, &o, &p);
-        else fprintf(stderr, "dptrain: out of memory\n"), code = EXIT_RUN;
+        if (c)
+            code = command(c, &o, &p);
+        else
+            fprintf(stderr, "dptrain: out of memory\n"), code = EXIT_RUN;
         dp_config_free(c);
     }
     free(o.overrides);

@@ -23,8 +23,8 @@ static void npy_header(FILE *f, int64_t rows, int64_t width)
     char head[128];
     memset(head, ' ', sizeof head);
     memcpy(head, "\x93NUMPY\x01\x00\x76\x00", 10);
-    int n = snprintf(head + 10, sizeof head - 10, "{'descr': '<f4', 'fortran_order': False, 'shape': (%lld, %lld), }", (long long)rows,
-                     (long long)width);
+    int n = snprintf(head + 10, sizeof head - 10, "{'descr': '<f4', 'fortran_order': False, 'shape': (%lld, %lld), }",
+                     (long long)rows, (long long)width);
     head[10 + n] = ' ';
     head[sizeof head - 1] = '\n';
     fwrite(head, 1, sizeof head, f);
@@ -61,12 +61,14 @@ dp_status predict_to(dp_engine *e, const dp_graph *g, const dp_config *c, const 
     int64_t width = output_width(g), room = 0, done = 0;
     int npy = strlen(path) > 4 && !strcmp(path + strlen(path) - 4, ".npy");
     dp_status s = dp_data_open(&data, c, 0, err);
-    if (!s && !data) s = fail(err, DP_ECONFIG, "--predict needs an evaluation set: set data.eval = PATH or data.eval = last 10%%.");
+    if (!s && !data)
+        s = fail(err, DP_ECONFIG, "--predict needs an evaluation set: set data.eval = PATH or data.eval = last 10%%.");
     if (!s) s = dp_data_facts(data, &info);
     if (!s) s = dp_engine_loader(e, data, 0, &loader, err);
     if (!s && !(f = fopen(path, "wb"))) s = fail(err, DP_EIO, "Cannot write %s: %s.", path, strerror(errno));
     if (s) goto done;
-    if (npy) npy_header(f, info.samples, width);
+    if (npy)
+        npy_header(f, info.samples, width);
     else {
         fprintf(f, "sample,largest");
         for (int64_t i = 0; i < width; i++) fprintf(f, ",output%lld", (long long)i);
@@ -83,7 +85,8 @@ dp_status predict_to(dp_engine *e, const dp_graph *g, const dp_config *c, const 
         if (!y) s = fail(err, DP_ENOMEM, "Out of memory for the predictions of %lld samples.", (long long)room);
         if (!s) s = dp_engine_predict(e, b.x, y, sizeof *y * (size_t)(b.x.n * width), err);
         if (!s && npy) fwrite(y, sizeof *y, (size_t)(b.x.n * width), f);
-        for (int64_t i = 0; !s && !npy && i < b.x.n; i++) text_row(f, b.ids ? (int64_t)b.ids[i] : done + i, y + i * width, width);
+        for (int64_t i = 0; !s && !npy && i < b.x.n; i++)
+            text_row(f, b.ids ? (int64_t)b.ids[i] : done + i, y + i * width, width);
         done += b.x.n;
         dp_loader_release(loader, &b);
         if (s) break;

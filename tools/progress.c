@@ -1,5 +1,6 @@
-/* What a running training shows: on a terminal one live line, otherwise one plain line every run.log_every steps; a line an epoch.
- * Progress goes to stdout, problems to stderr. Failing to print never ends a run: `dptrain ... | head` trains on. */
+/* What a running training shows: on a terminal one live line, otherwise one plain line every run.log_every steps; a line
+ * an epoch. Progress goes to stdout, problems to stderr. Failing to print never ends a run: `dptrain ... | head` trains
+ * on. */
 #include "tool.h"
 #include <stdio.h>
 #include <string.h>
@@ -41,6 +42,10 @@ void progress_error(progress *p, const dp_error *e)
     clear_line(p);
     fprintf(stderr, "dptrain: %s", e->text);
     const char *sep = " (";
+    if (e->code == DP_ESTOPPED) { /* not a fault of any place */
+        fputc('\n', stderr);
+        return;
+    }
     if (e->device >= 0) fprintf(stderr, "%sdevice %d", sep, e->device), sep = ", ";
     if (e->layer[0]) fprintf(stderr, "%slayer %s", sep, e->layer), sep = ", ";
     if (e->phase_name[0]) fprintf(stderr, "%sphase %s", sep, e->phase_name), sep = ", ";
@@ -69,8 +74,10 @@ static const char *loss_text(char *buf, size_t size, double loss)
 static void print_eta(double seconds)
 {
     long long s = (long long)(seconds + 0.5);
-    if (s >= 3600) printf("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
-    else printf("%lld:%02lld", s / 60, s % 60);
+    if (s >= 3600)
+        printf("%lld:%02lld:%02lld", s / 3600, s / 60 % 60, s % 60);
+    else
+        printf("%lld:%02lld", s / 60, s % 60);
 }
 
 static void draw(progress *p, const dp_event *ev, double now)

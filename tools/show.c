@@ -48,8 +48,10 @@ void show_keys(const dp_config *c)
     for (int i = 0; dp_config_key(c, i, &k); i++) {
         printf("%-28s %-12s", k.name, k.def && k.def[0] ? k.def : "-");
         printf(" %s", k.help);
-        if (k.range && k.range[0]) printf(" [%s%s%s]", k.range, k.unit && k.unit[0] ? " " : "", k.unit ? k.unit : "");
-        else if (k.unit && k.unit[0]) printf(" [%s]", k.unit);
+        if (k.range && k.range[0])
+            printf(" [%s%s%s]", k.range, k.unit && k.unit[0] ? " " : "", k.unit ? k.unit : "");
+        else if (k.unit && k.unit[0])
+            printf(" [%s]", k.unit);
         printf("\n");
     }
 }
@@ -63,11 +65,14 @@ void show_model(const dp_graph *g)
     for (int i = 0; dp_graph_layer(g, i, &l); i++) {
         size_t at = 0;
         shape[0] = 0;
-        for (int k = 0; k < l.rank; k++) at += (size_t)snprintf(shape + at, sizeof shape - at, "%s%lld", k ? "x" : "", (long long)l.shape[k]);
-        printf("%-28s %-14s %-14s %12s %16s\n", l.name, l.op, shape, count_text(a, sizeof a, l.parameters), count_text(b, sizeof b, l.flops));
+        for (int k = 0; k < l.rank; k++)
+            at += (size_t)snprintf(shape + at, sizeof shape - at, "%s%lld", k ? "x" : "", (long long)l.shape[k]);
+        printf("%-28s %-14s %-14s %12s %16s\n", l.name, l.op, shape, count_text(a, sizeof a, l.parameters),
+               count_text(b, sizeof b, l.flops));
         parameters += l.parameters, flops += l.flops;
     }
-    printf("%-28s %-14s %-14s %12s %16s\n", "total", "", "", count_text(a, sizeof a, parameters), count_text(b, sizeof b, flops));
+    printf("%-28s %-14s %-14s %12s %16s\n", "total", "", "", count_text(a, sizeof a, parameters),
+           count_text(b, sizeof b, flops));
 }
 
 enum { MAX_DEVICES = 64 };
@@ -99,8 +104,9 @@ void show_stats(dp_engine *e)
     for (int i = 0; dp_engine_stats(e, i, &s); i++) {
         int64_t all = 0;
         for (int k = 0; k < DP_MEM_CLASSES; k++) all += s.peak[k];
-        printf("%-10s %7.2f s %7.2f s %10s %10s  %s:", s.name, s.busy, s.wait, bytes_text(in, sizeof in, s.bytes_in + s.host_in),
-               bytes_text(out, sizeof out, s.bytes_out + s.host_out), bytes_text(b, sizeof b, all));
+        printf("%-10s %7.2f s %7.2f s %10s %10s  %s:", s.name, s.busy, s.wait,
+               bytes_text(in, sizeof in, s.bytes_in + s.host_in), bytes_text(out, sizeof out, s.bytes_out + s.host_out),
+               bytes_text(b, sizeof b, all));
         for (int k = 0; k < DP_MEM_CLASSES; k++)
             if (s.peak[k]) printf(" %s %s", dp_memory_class_name(k), bytes_text(b, sizeof b, s.peak[k]));
         printf("\n");

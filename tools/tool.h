@@ -17,10 +17,10 @@ void options_help(void);
 
 /* progress.c: what a running training shows */
 typedef struct progress {
-    int quiet, live;     /* live: stdout is a terminal */
-    int line_open;       /* the live line stands on the terminal */
-    int errors;          /* printed for the library so far */
-    int accuracy;        /* targets are classes */
+    int quiet, live; /* live: stdout is a terminal */
+    int line_open;   /* the live line stands on the terminal */
+    int errors;      /* printed for the library so far */
+    int accuracy;    /* targets are classes */
     int64_t log_every;
     double begin, drawn; /* of this process's training; of the last drawing */
     int64_t first_step;
@@ -28,7 +28,7 @@ typedef struct progress {
     int64_t epoch_samples, epoch_targets;
     double interval_begin, interval_wait;
     int64_t interval_samples;
-    dp_result eval;      /* of the step in eval_step, shown with its epoch */
+    dp_result eval; /* of the step in eval_step, shown with its epoch */
     int64_t eval_step;
 } progress;
 void progress_log(void *user, dp_level level, const char *text); /* dp_log_fn; user = progress */

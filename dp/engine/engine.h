@@ -12,7 +12,7 @@ dp_status dp_engine_write(dp_engine *e, dp_st_out *o, int with_state, dp_error *
 /* The reverse. with_state = 0: weights only, optimizer.* in the file is ignored. Refuses missing, extra and wrong-shape tensors, listing
  * them (a leading "module." on all names is stripped); changes nothing when it refuses. */
 dp_status dp_engine_read(dp_engine *e, const dp_st_in *in, int with_state, dp_error *err);
-/* Input normalisation per channel (data.normalize), uploaded to every device; n = channels, 0 = none. */
+/* Input normalisation per channel (data.normalize), uploaded to every device; n = channels of the input, 1 = the same for all, 0 = none. */
 dp_status dp_engine_set_normalize(dp_engine *e, const double *mean, const double *std, int n, dp_error *err);
 int64_t dp_engine_batches(const dp_engine *e); /* training batches submitted so far (epoch counter of batches without ids) */
 #endif

@@ -83,7 +83,7 @@ struct dp_engine {
     dp_signal *has_output;   /* value = round counter: outputs of its leaf (loss = master) */
     dp_signal params_ready;  /* master; value = version */
     dp_signal reduced;       /* master; value = reduction: all gradients have been read */
-    dp_signal loss_ready;    /* master; value = round counter */
+    dp_signal *loss_ready;   /* [device] the master's; value = round counter of a round in which the device has a leaf */
     dp_signal stats_ready;   /* master; value = job that committed running statistics */
     dp_be_event **ended;     /* [device][DP_JOBS]: end of a job's work */
     /* The caller's thread only: */

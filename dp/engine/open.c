@@ -86,7 +86,7 @@ static dp_status open_signals(dp_engine *e, dp_worker *w, dp_error *err)
     if (d != 0) return DP_OK;
     DP_TRY(dp_signal_open(&e->params_ready, w, err));
     DP_TRY(dp_signal_open(&e->reduced, w, err));
-    DP_TRY(dp_signal_open(&e->loss_ready, w, err));
+    for (int i = 1; i < e->n; i++) DP_TRY(dp_signal_open(&e->loss_ready[i], w, err));
     return dp_signal_open(&e->stats_ready, w, err);
 }
 
@@ -172,7 +172,7 @@ static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error 
     if (d == 0) {
         dp_signal_close(&e->params_ready, w);
         dp_signal_close(&e->reduced, w);
-        dp_signal_close(&e->loss_ready, w);
+        for (int i = 1; i < e->n; i++) dp_signal_close(&e->loss_ready[i], w);
         dp_signal_close(&e->stats_ready, w);
     }
     dp_replica_close(r);
@@ -270,17 +270,18 @@ static void warn_unused(const dp_engine *e)
 static dp_status allocate_tables(dp_engine *e, dp_error *err)
 {
     size_t n = (size_t)e->n;
-    e->replica = dp_calloc(n, sizeof *e->replica);
     e->has_gradient = dp_calloc(n, sizeof *e->has_gradient);
     e->has_sum = dp_calloc(n, sizeof *e->has_sum);
     e->has_slice = dp_calloc(n, sizeof *e->has_slice);
     e->has_params = dp_calloc(n, sizeof *e->has_params);
     e->has_output = dp_calloc(n, sizeof *e->has_output);
+    e->loss_ready = dp_calloc(n, sizeof *e->loss_ready);
     e->ended = dp_calloc(n * DP_JOBS, sizeof *e->ended);
     e->gathered = dp_calloc(n, sizeof *e->gathered);
     e->stats = dp_calloc(n, sizeof *e->stats);
-    if (!e->replica || !e->has_gradient || !e->has_sum || !e->has_slice || !e->has_params || !e->has_output || !e->ended || !e->gathered ||
-        !e->stats)
+    if (e->has_gradient && e->has_sum && e->has_slice && e->has_params && e->has_output && e->loss_ready && e->ended && e->gathered && e->stats)
+        e->replica = dp_calloc(n, sizeof *e->replica); /* last: close takes it as the sign that all are there */
+    if (!e->replica)
         return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
     return DP_OK;
 }
@@ -346,6 +347,7 @@ dp_status dp_engine_close(dp_engine *e, dp_error *err)
     free(e->has_slice);
     free(e->has_params);
     free(e->has_output);
+    free(e->loss_ready);
     free(e->ended);
     free(e->gathered);
     free(e->stats);

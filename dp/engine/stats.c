@@ -3,6 +3,7 @@
 #include "internal.h"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 int dp_engine_devices(const dp_engine *e)
@@ -22,6 +23,7 @@ int dp_engine_stats(const dp_engine *e, int device, dp_device_stats *s)
         s->live[i] = __atomic_load_n(&m->live[i], __ATOMIC_RELAXED);
         s->peak[i] = __atomic_load_n(&m->peak[i], __ATOMIC_RELAXED);
     }
+    for (int d = 0; d < e->n; d++) s->bytes_out += atomic_load_explicit(&e->group->worker[d].received[device], memory_order_relaxed);
     s->created = atomic_load_explicit(&e->replica[device].created, memory_order_relaxed);
     return 1;
 }
@@ -94,16 +96,23 @@ static dp_status run_normalize(void *user, dp_worker *w, uint64_t seq, dp_error 
 
 dp_status dp_engine_set_normalize(dp_engine *e, const double *mean, const double *std, int n, dp_error *err)
 {
-    float m[64], s[64];
     DP_TRY(dp_engine_check(e, "Setting the normalisation", err));
-    if (n && (n != e->replica[0].channels || n > 64))
-        return dp_fail(err, DP_ECONFIG, "data.normalize has %d channels; the model's input has %d.", n, e->replica[0].channels);
-    for (int i = 0; i < n; i++) {
-        if (!(std[i] > 0) || !isfinite(std[i]) || !isfinite(mean[i]))
-            return dp_fail(err, DP_ECONFIG, "data.normalize: the deviation of channel %d is %g; wanted a positive number.", i, std[i]);
-        m[i] = (float)mean[i];
-        s[i] = (float)(1 / std[i]);
+    int channels = n ? e->replica[0].channels : 0;
+    if (n && n != 1 && n != channels)
+        return dp_fail(err, DP_ECONFIG, "data.normalize has %d channels; the model's input has %d.", n, channels);
+    float *m = dp_calloc((size_t)channels * 2, sizeof *m);
+    if (!m) return dp_fail(err, DP_ENOMEM, "Out of memory while setting the normalisation.");
+    float *s = m + channels;
+    dp_status status = DP_OK;
+    for (int i = 0; i < channels && !status; i++) {
+        int k = n == 1 ? 0 : i; /* one value stands for all: a flat input has a channel a pixel */
+        if (!(std[k] > 0) || !isfinite(std[k]) || !isfinite(mean[k]))
+            status = dp_fail(err, DP_ECONFIG, "data.normalize: the deviation of channel %d is %g; wanted a positive number.", k, std[k]);
+        m[i] = (float)mean[k];
+        s[i] = (float)(1 / std[k]);
     }
-    normalize_job j = {e, m, s, n};
-    return dp_engine_job(e, (dp_job){.run = run_normalize, .user = &j}, err);
+    normalize_job j = {e, m, s, channels};
+    if (!status) status = dp_engine_job(e, (dp_job){.run = run_normalize, .user = &j}, err);
+    free(m);
+    return status;
 }

@@ -27,9 +27,9 @@ dp_status dp_phase_upload(dp_engine *e, dp_replica *r, const dp_run *run, dp_row
     return DP_OK;
 }
 
-static uint64_t round_value(const walk *k, int round) /* counts up over rounds and batches */
+static uint64_t round_value(const walk *k, int round) /* counts up over rounds and jobs */
 {
-    return (uint64_t)k->step->index * DP_MAX_LEAVES + (uint64_t)round + 1;
+    return k->step->job * DP_MAX_LEAVES + (uint64_t)round;
 }
 
 static int leaf_of_round(const dp_split *s, int device, int round)
@@ -72,8 +72,9 @@ static dp_status serve_round(walk *k, int round, dp_error *err)
         DP_TRY(dp_fetch(w, at->target, y.data, (size_t)(y.n * y.width) * dp_dtype_size(y.dtype), -1, err));
         dp_phase_begin(w, DP_PHASE_LOSS);
         DP_TRY(loss(k, leaf, output, at->target, d ? at->gradient : dp_plan_output_grad(k->r->plan), err));
+        if (d != 0) DP_TRY(dp_signal_raise(&e->loss_ready[d], w, round_value(k, round), err));
     }
-    return dp_signal_raise(&e->loss_ready, w, round_value(k, round), err);
+    return DP_OK;
 }
 
 static dp_status loss_by_master(walk *k, int leaf, dp_error *err)
@@ -85,7 +86,7 @@ static dp_status loss_by_master(walk *k, int leaf, dp_error *err)
     if (me == 0) return serve_round(k, k->round, err);
     dp_phase_begin(r->w, DP_PHASE_SCATTER);
     DP_TRY(dp_signal_raise(&e->has_output[me], r->w, round_value(k, k->round), err));
-    DP_TRY(dp_signal_wait(&e->loss_ready, r->w, round_value(k, k->round), "the master's loss", err));
+    DP_TRY(dp_signal_wait(&e->loss_ready[me], r->w, round_value(k, k->round), "the master's loss", err));
     return dp_fetch(r->w, dp_plan_output_grad(r->plan), e->gathered[me].gradient, (size_t)(rows * width) * 4, 0, err);
 }
 
@@ -249,7 +250,7 @@ int dp_step_finished(void *user, dp_worker *w, uint64_t seq)
     if (done == 0) { /* for the watchdog: does this device still work, or wait for another? */
         uint64_t given = e->replica[w->device].given[seq % DP_JOBS];
         int over = b->done(e->has_gradient[w->device].event[given % DP_SIGNAL_RING]) == 1;
-        atomic_store_explicit(&w->part_over, over, memory_order_relaxed);
+        atomic_store_explicit(&w->waits, over, memory_order_relaxed);
     }
     return done;
 }

@@ -93,7 +93,7 @@ int dp_engine_replicates(dp_engine *e, int always, uint64_t *before)
 {
     if (e->n == 1 || (!always && e->pulled_version == e->version)) return 0;
     *before = e->replicated;
-    e->replicated = atomic_load_explicit(&e->group->posted, memory_order_relaxed) + 1;
+    e->replicated = dp_group_next(e->group);
     e->pulled_version = e->version;
     return 1;
 }
@@ -155,10 +155,11 @@ dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err)
     set_numbers(e, s);
     if (e->params->buffer_count && s->split.leaf[0].rows) {
         e->stats_version++;
-        e->stats_job = atomic_load_explicit(&e->group->posted, memory_order_relaxed) + 1;
+        e->stats_job = dp_group_next(e->group);
     }
     s->posted_at = dp_now();
-    s->job = dp_group_post(e->group, (dp_job){.run = dp_step_run, .finished = dp_step_finished, .user = s});
+    s->job = dp_group_next(e->group); /* before the workers see it */
+    dp_group_post(e->group, (dp_job){.run = dp_step_run, .finished = dp_step_finished, .user = s});
     e->submitted++;
     return DP_OK;
 }
@@ -179,9 +180,9 @@ void dp_engine_book(dp_engine *e, uint64_t job)
             s->phase[r->phase] += seconds;
             s->wait += waited;
             s->busy += seconds - waited;
-            if (r->peer >= 0) s->bytes_in += r->bytes, e->stats[r->peer].bytes_out += r->bytes;
-            else s->host_in += r->bytes;
-            s->host_out += r->sent;
+            s->bytes_in += r->received;
+            s->host_in += r->host_in;
+            s->host_out += r->host_out;
         }
     }
 }

@@ -42,6 +42,7 @@ dp_status dp_engine_put(dp_engine *e, const char *tensor, const float *src, int6
     int i;
     DP_TRY(find(e, "dp_engine_put", tensor, count, &i, err));
     if (!src) return dp_fail(err, DP_EARGUMENT, "dp_engine_put wants %lld floats.", (long long)count);
+    if (e->submitted != e->waited) return dp_fail(err, DP_EARGUMENT, "A batch is in flight; call dp_engine_wait before dp_engine_put.");
     float *memory = dp_calloc((size_t)count, 4);
     if (!memory) return dp_fail(err, DP_ENOMEM, "Out of host memory for %s.", tensor);
     const dp_tensor *t = &e->graph->tensor[i];
@@ -58,6 +59,7 @@ dp_status dp_engine_gradient(dp_engine *e, const char *tensor, float *dst, int64
     int i;
     DP_TRY(find(e, "dp_engine_gradient", tensor, count, &i, err));
     if (!dst || e->graph->tensor[i].buffer) return dp_fail(err, DP_EARGUMENT, "%s has no gradient, or there is no room for it.", tensor);
+    if (e->window_open) return dp_fail(err, DP_EARGUMENT, "The gradient can be read after the batch that closes its window.");
     float *all = dp_calloc((size_t)e->params->count, 4);
     if (!all) return dp_fail(err, DP_ENOMEM, "Out of host memory for the gradient.");
     dp_status status = dp_engine_pull_gradient(e, all, err);

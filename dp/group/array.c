@@ -54,7 +54,7 @@ static dp_status run_free(void *user, dp_worker *w, uint64_t seq, dp_error *err)
     dp_array *a = user;
     (void)seq;
     if (w != a->w) return DP_OK;
-    DP_TRY(dp_finish_stream(w, err)); /* after a failure something may still use it */
+    if (dp_finish_stream(w, err) == DP_ETIMEOUT) return DP_ETIMEOUT; /* something may still use it */
     w->group->backend->free(w->be, DP_MEM_STAGING, a->data, a->capacity);
     a->data = NULL;
     return DP_OK;

@@ -27,7 +27,7 @@ void dp_phase_begin(dp_worker *w, int phase)
 {
     double now = dp_now();
     close_record(w, now);
-    w->timeline.current = (dp_record){.phase = phase, .peer = -1, .begin = now};
+    w->timeline.current = (dp_record){.phase = phase, .begin = now};
     atomic_store_explicit(&w->phase, phase, memory_order_relaxed);
     atomic_store_explicit(&w->since, now, memory_order_relaxed);
     atomic_store_explicit(&w->progress, now, memory_order_relaxed);
@@ -35,18 +35,18 @@ void dp_phase_begin(dp_worker *w, int phase)
 
 void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer)
 {
-    dp_record *r = &w->timeline.current;
-    if (r->bytes && r->peer != peer) { /* one record has one peer */
-        dp_phase_begin(w, r->phase);
-        r = &w->timeline.current;
+    if (peer < 0) {
+        w->timeline.current.host_in += bytes;
+        return;
     }
-    r->peer = peer;
-    r->bytes += bytes;
+    w->timeline.current.received += bytes;
+    int64_t sum = atomic_load_explicit(&w->received[peer], memory_order_relaxed) + bytes; /* one writer */
+    atomic_store_explicit(&w->received[peer], sum, memory_order_relaxed);
 }
 
 void dp_phase_sent(dp_worker *w, int64_t bytes)
 {
-    w->timeline.current.sent += bytes;
+    w->timeline.current.host_out += bytes;
 }
 
 /* ---- waiting ---- */
@@ -68,8 +68,8 @@ static void abort_group(dp_group *g)
     pthread_mutex_unlock(&g->lock);
 }
 
-/* Parks for at most `limit` seconds; returns at once when *counter has got there. */
-static void park(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, double limit)
+/* Parks for at most `limit` seconds; returns at once when *counter has got there, the group stops or, unless idle, was aborted. */
+static void park(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, double limit, int idle)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -79,7 +79,7 @@ static void park(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, d
     if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;
     pthread_mutex_lock(&g->lock);
     atomic_fetch_add(&g->parked, 1);
-    if (atomic_load(counter) < value && !atomic_load(&g->aborted) && !atomic_load(&g->stopping))
+    if (atomic_load(counter) < value && (idle || !atomic_load(&g->aborted)) && !atomic_load(&g->stopping))
         pthread_cond_timedwait(&g->moved, &g->lock, &t);
     atomic_fetch_sub(&g->parked, 1);
     pthread_mutex_unlock(&g->lock);
@@ -111,7 +111,7 @@ static dp_status timed_out(dp_group *g, const char *what, dp_error *err)
         dp_format(list + at, sizeof list - at, "%sdevice %d: %s%s%s %.1f s", d ? "; " : "", d, dp_phase_name(phase), *layer ? " of " : "",
                   layer, since);
         if (phase == DP_PHASE_IDLE) continue;
-        uint64_t got = 2 * atomic_load(&o->done) + (uint64_t)atomic_load_explicit(&o->part_over, memory_order_relaxed);
+        uint64_t got = 2 * atomic_load(&o->done) + (uint64_t)atomic_load_explicit(&o->waits, memory_order_relaxed);
         if (got < least || (got == least && since > longest)) longest = since, slow = d, least = got;
     }
     dp_fail(err, DP_ETIMEOUT, "No device moved for %.3g s (devices.timeout_s) while waiting for %s. %s.", g->list.timeout_s, what, list);
@@ -137,7 +137,7 @@ static dp_status await(dp_group *g, const _Atomic uint64_t *counter, uint64_t va
             abort_group(g);
             return DP_ETIMEOUT;
         }
-        park(g, counter, value, fmin(0.25, g->list.timeout_s - quiet + 0.001));
+        park(g, counter, value, fmin(0.25, g->list.timeout_s - quiet + 0.001), 0);
     }
 }
 
@@ -145,8 +145,11 @@ dp_status dp_await(dp_group *g, dp_worker *w, const _Atomic uint64_t *counter, u
 {
     if (atomic_load_explicit(counter, memory_order_acquire) >= value) return DP_OK;
     double begin = dp_now();
+    if (w) atomic_store_explicit(&w->waits, 1, memory_order_relaxed);
     dp_status status = await(g, counter, value, what, begin, err);
-    if (w) w->timeline.current.waited += dp_now() - begin;
+    if (!w) return status;
+    atomic_store_explicit(&w->waits, 0, memory_order_relaxed);
+    w->timeline.current.waited += dp_now() - begin;
     return status;
 }
 
@@ -180,20 +183,36 @@ static void run_job(dp_worker *w, uint64_t seq)
     dp_status status;
     dp_fail(&error, DP_EFAILED, "A job failed without saying why.");
     if (atomic_load(&g->aborted) && !job->always) return;
-    atomic_store_explicit(&w->part_over, 0, memory_order_relaxed);
+    atomic_store_explicit(&w->waits, 0, memory_order_relaxed);
     close_record(w, dp_now()); /* the idling since the last job */
     status = job->run(job->user, w, seq, &error);
     double now = dp_now();
     close_record(w, now);
-    w->timeline.current = (dp_record){.phase = DP_PHASE_IDLE, .peer = -1, .begin = now};
+    w->timeline.current = (dp_record){.phase = DP_PHASE_IDLE, .begin = now};
     if (status) note_failure(w, status, &error);
+}
+
+dp_status dp_finish_stream(dp_worker *w, dp_error *err)
+{
+    const dp_backend *b = w->group->backend;
+    double begin = dp_now(), limit = w->group->list.timeout_s;
+    int done = 0;
+    dp_status status = b->record(w->stream, w->finish);
+    while (!status && (done = b->done(w->finish)) == 0 && dp_now() - begin < limit) sched_yield();
+    if (!status && done < 0) status = (dp_status)-done;
+    if (!status && !done) status = DP_ETIMEOUT;
+    return status ? dp_fail(err, status, "The device did not finish its work (%s).", dp_status_name(status)) : DP_OK;
 }
 
 static int job_ended(dp_worker *w, uint64_t seq)
 {
     dp_group *g = w->group;
     const dp_job *job = &g->job[seq % DP_JOBS];
-    if (!job->finished || atomic_load(&g->aborted)) return 1;
+    if (!job->finished) return 1;
+    if (atomic_load(&g->aborted)) { /* what was launched still reads the caller's batch */
+        dp_finish_stream(w, NULL);
+        return 1;
+    }
     int r = job->finished(job->user, w, seq);
     if (r >= 0) return r;
     dp_error error;
@@ -219,7 +238,7 @@ static void serve(dp_worker *w)
             double begin = dp_now();
             while (dp_now() - begin < g->spin_s)
                 if (atomic_load_explicit(&g->posted, memory_order_acquire) > started) break;
-            if (atomic_load(&g->posted) == started) park(g, &g->posted, started + 1, 1.0);
+            if (atomic_load(&g->posted) == started) park(g, &g->posted, started + 1, 1.0, 1);
         } else {
             sched_yield(); /* the device works: look again */
         }
@@ -241,9 +260,11 @@ static void *worker_main(void *arg)
     const dp_backend *b = w->group->backend;
     o->status = b->open(&w->be, o->options, &o->error);
     if (!o->status) o->status = b->stream_open(w->be, 0, &w->stream, &o->error);
+    if (!o->status) o->status = b->event_open(w->be, &w->finish, &o->error);
     int failed = o->status != DP_OK;
     atomic_store(&o->ready, 1); /* *o is the opener's again */
     if (!failed) serve(w);
+    if (w->finish) b->event_close(w->finish);
     if (w->stream) b->stream_close(w->stream);
     if (w->be) b->close(w->be);
     return NULL;
@@ -264,6 +285,7 @@ static dp_status start_worker(dp_group *g, int d, dp_error *err)
     g->worker[d].timeline.current.phase = -1;
     atomic_init(&g->worker[d].layer, "");
     atomic_init(&g->worker[d].phase, DP_PHASE_IDLE);
+    atomic_init(&g->worker[d].since, dp_now());
     sigfillset(&all); /* signals are the program's: they must not land on our threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int r = pthread_create(&g->worker[d].thread, NULL, worker_main, &o);
@@ -323,9 +345,14 @@ int dp_group_size(const dp_group *g)
     return g ? g->n : 0;
 }
 
+uint64_t dp_group_next(const dp_group *g)
+{
+    return atomic_load_explicit(&g->posted, memory_order_relaxed) + 1;
+}
+
 uint64_t dp_group_post(dp_group *g, dp_job job)
 {
-    uint64_t seq = atomic_load_explicit(&g->posted, memory_order_relaxed) + 1;
+    uint64_t seq = dp_group_next(g);
     double now = dp_now();
     g->job[seq % DP_JOBS] = job;
     for (int d = 0; d < g->n; d++) /* an idle worker has no progress to show until now */
@@ -372,9 +399,10 @@ dp_status dp_group_wait(dp_group *g, uint64_t seq, dp_error *err)
         if (all) break;
         sched_yield();
     }
-    if (cause && cause != DP_EFAILED) return cause;
-    if (status == DP_ETIMEOUT && err) *err = late;
-    return status ? status : cause ? cause : DP_EFAILED;
+    if (cause && (cause != DP_EFAILED || !status)) return cause;
+    if (!status) return dp_fail(err, DP_EFAILED, "The devices failed in an earlier call.");
+    if (err) *err = late;
+    return status;
 }
 
 dp_status dp_group_call(dp_group *g, dp_job job, dp_error *err)

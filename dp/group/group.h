@@ -28,6 +28,7 @@ struct dp_worker {
     int device; /* position in the group; 0 is the master */
     dp_be_device *be;
     dp_be_stream *stream;
+    dp_be_event *finish; /* of dp_finish_stream */
     pthread_t thread;
     int has_thread;
     dp_timeline timeline;
@@ -35,7 +36,8 @@ struct dp_worker {
     _Atomic double since;             /* begin of that phase */
     _Atomic double progress;          /* last sign of life */
     _Atomic(const char *) layer;      /* last launched */
-    _Atomic int part_over;            /* all is launched, and what this device owes its peers has passed: it is not it they wait for */
+    _Atomic int waits;                /* for another device: the thread does, or its stream, which has done its own part */
+    _Atomic int64_t received[DP_MAX_DEVICES]; /* bytes from each device; written by this worker */
     _Atomic uint64_t done;            /* jobs that have ended here */
     int failed;                       /* error holds the first failure; read under the group's lock */
     int consequence;                  /* ... which only followed from another worker's */
@@ -60,6 +62,7 @@ struct dp_group {
 dp_status dp_group_open_on(dp_group **g, const dp_config *c, const dp_backend *backend, int64_t batch, dp_error *err);
 /* Post a job for every worker; never waits (the caller keeps at most DP_JOBS - 1 in flight). Returns its number, 1, 2, ... */
 uint64_t dp_group_post(dp_group *g, dp_job job);
+uint64_t dp_group_next(const dp_group *g); /* the number that the next post will give */
 /* Until every worker has ended job seq, or one failed: then the first failure by device index, err->more = the others. */
 dp_status dp_group_wait(dp_group *g, uint64_t seq, dp_error *err);
 dp_status dp_group_call(dp_group *g, dp_job job, dp_error *err); /* post and wait */
@@ -71,6 +74,9 @@ void dp_raise(dp_group *g, _Atomic uint64_t *counter, uint64_t value);
 /* Until *counter >= value. DP_EFAILED when the group was aborted, DP_ETIMEOUT when no worker has shown life for timeout_s: then
  * err lists the phase of every device. w: the waiting worker, NULL for the caller's thread. */
 dp_status dp_await(dp_group *g, dp_worker *w, const _Atomic uint64_t *counter, uint64_t value, const char *what, dp_error *err);
+
+/* Polls until everything launched here has ended; DP_ETIMEOUT after timeout_s. */
+dp_status dp_finish_stream(dp_worker *w, dp_error *err);
 
 void dp_phase_begin(dp_worker *w, int phase);                 /* ends the phase before */
 void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer);   /* received from device `peer` (-1: the host) in this phase */

@@ -58,7 +58,9 @@ static dp_status run_start(void *user, dp_worker *w, uint64_t seq, dp_error *err
     if (w != call.model->w) return DP_OK;
     dp_phase_begin(w, DP_PHASE_UPLOAD);
     DP_TRY(dp_model_allocate(call.model, err));
-    return dp_replica_put(&call.model->r, call.param, call.buffer, err);
+    dp_status status = dp_replica_put(&call.model->r, call.param, call.buffer, err);
+    if (status) dp_finish_stream(w, NULL); /* what did start still reads the caller's arrays */
+    return status;
 }
 
 static dp_status start_values(dp_model *m, dp_error *err)
@@ -119,7 +121,7 @@ static dp_status run_close(void *user, dp_worker *w, uint64_t seq, dp_error *err
     dp_model *m = user;
     (void)seq;
     if (w != m->w) return DP_OK;
-    DP_TRY(dp_finish_stream(w, err)); /* after a failure something may still use it */
+    if (dp_finish_stream(w, err) == DP_ETIMEOUT) return DP_ETIMEOUT; /* something may still use it */
     dp_replica_close(&m->r);
     return DP_OK;
 }

@@ -165,21 +165,6 @@ dp_status dp_send(dp_worker *w, void *host, const void *src, size_t bytes, dp_er
     return DP_OK;
 }
 
-dp_status dp_finish_stream(dp_worker *w, dp_error *err)
-{
-    const dp_backend *b = w->group->backend;
-    dp_be_event *e = NULL;
-    double begin = dp_now(), limit = w->group->list.timeout_s;
-    int done = 0;
-    DP_TRY(b->event_open(w->be, &e, err));
-    dp_status status = b->record(w->stream, e);
-    while (!status && (done = b->done(e)) == 0 && dp_now() - begin < limit) sched_yield();
-    if (done) b->event_close(e); /* one that is pending belongs to the stream */
-    if (!status && done < 0) status = (dp_status)-done;
-    if (!status && !done) status = DP_ETIMEOUT;
-    return status ? dp_fail(err, status, "The device did not finish its work (%s).", dp_status_name(status)) : DP_OK;
-}
-
 dp_status dp_sum(dp_worker *w, float *dst, const float *const *src, int n, int64_t count, dp_error *err)
 {
     int others = 0;

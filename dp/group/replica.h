@@ -58,7 +58,6 @@ dp_status dp_replica_put(dp_replica *r, const float *param, const float *buffer,
 /* Copies of device memory in this worker's stream, counted; peer -1 = the host. `*_now` return when the copy has ended. */
 dp_status dp_fetch(dp_worker *w, void *dst, const void *src, size_t bytes, int peer, dp_error *err);
 dp_status dp_send(dp_worker *w, void *host, const void *src, size_t bytes, dp_error *err); /* to the host */
-dp_status dp_finish_stream(dp_worker *w, dp_error *err); /* polls until everything launched here has ended */
 
 /* sum over n arrays in the halving tree; NULL entries are skipped; counted as received from the devices they belong to. */
 dp_status dp_sum(dp_worker *w, float *dst, const float *const *src, int n, int64_t count, dp_error *err);

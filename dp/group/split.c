@@ -83,9 +83,10 @@ void dp_split_plan(dp_split *s, const dp_splitter *how, int64_t batch)
 
 int64_t dp_split_capacity(const dp_splitter *how, int64_t max_batch)
 {
-    int64_t most = 1;
+    int64_t most = 1, edge = 4 * (int64_t)how->leaves;
     dp_split s;
-    for (int64_t n = 1; n <= max_batch; n++) {
+    /* Leaves grow with the batch but for roundings: small batches, where leaves stay empty, and the last few decide. */
+    for (int64_t n = 1; n <= max_batch; n = n == edge && n < max_batch - edge ? max_batch - edge : n + 1) {
         dp_split_plan(&s, how, n);
         for (int i = 0; i < s.leaves; i++)
             if (s.leaf[i].rows > most) most = s.leaf[i].rows;

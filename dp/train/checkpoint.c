@@ -1,5 +1,5 @@
-/* Checkpoints. A file appears whole or not at all (dp_st_commit), and an old state goes only after the new one is on the disk, so a
- * kill at any moment leaves a state to resume from. */
+/* Checkpoints. A file appears whole or not at all (dp_st_commit), and an old state goes only after the new one is on the
+ * disk, so a kill at any moment leaves a state to resume from. */
 #include "checkpoint.h"
 #include "../base/text.h"
 #include "rundir.h"
@@ -14,12 +14,18 @@ static const struct {
     size_t offset;
     int real;
 } fields[] = {
-#define WHOLE(name) {#name, offsetof(dp_progress, name), 0}
-#define REAL(name) {#name, offsetof(dp_progress, name), 1}
-    WHOLE(step),          WHOLE(epoch),        WHOLE(batch),        WHOLE(samples),      WHOLE(epoch_samples), WHOLE(epoch_targets),
-    WHOLE(epoch_correct), REAL(epoch_loss),    WHOLE(eval_step),    WHOLE(best_step),    WHOLE(best_correct),  WHOLE(best_targets),
-    REAL(best_loss),      WHOLE(seed),         WHOLE(batch_size),   WHOLE(accumulate),   WHOLE(epoch_batches), WHOLE(devices),
-    WHOLE(threads),       WHOLE(shards),
+#define WHOLE(name)                                                                                                            \
+    {                                                                                                                          \
+#name, offsetof(dp_progress, name), 0                                                                                  \
+    }
+#define REAL(name)                                                                                                             \
+    {                                                                                                                          \
+#name, offsetof(dp_progress, name), 1                                                                                  \
+    }
+    WHOLE(step),          WHOLE(epoch),         WHOLE(batch),     WHOLE(samples),   WHOLE(epoch_samples),
+    WHOLE(epoch_targets), WHOLE(epoch_correct), REAL(epoch_loss), WHOLE(eval_step), WHOLE(best_step),
+    WHOLE(best_correct),  WHOLE(best_targets),  REAL(best_loss),  WHOLE(seed),      WHOLE(batch_size),
+    WHOLE(accumulate),    WHOLE(epoch_batches), WHOLE(devices),   WHOLE(threads),   WHOLE(shards),
 #undef WHOLE
 #undef REAL
 };
@@ -29,8 +35,10 @@ static dp_status put_number(dp_st_out *o, const dp_progress *p, int i, dp_error 
 {
     char text[40];
     const char *at = (const char *)p + fields[i].offset;
-    if (fields[i].real) dp_format(text, sizeof text, "%.17g", *(const double *)at);
-    else dp_format(text, sizeof text, "%lld", (long long)*(const int64_t *)at);
+    if (fields[i].real)
+        dp_format(text, sizeof text, "%.17g", *(const double *)at);
+    else
+        dp_format(text, sizeof text, "%lld", (long long)*(const int64_t *)at);
     return dp_st_meta(o, fields[i].key, text, err);
 }
 
@@ -56,7 +64,8 @@ static dp_status write_file(dp_engine *e, const char *path, const dp_progress *p
     return s;
 }
 
-dp_status dp_checkpoint_weights(dp_engine *e, const char *dir, const char *name, const dp_progress *p, const dp_facts *f, dp_error *err)
+dp_status dp_checkpoint_weights(dp_engine *e, const char *dir, const char *name, const dp_progress *p, const dp_facts *f,
+                                dp_error *err)
 {
     char *path = dp_rundir_file(dir, name);
     if (!path) return dp_fail(err, DP_ENOMEM, "Out of memory while saving %s.", name);
@@ -74,8 +83,10 @@ static dp_status rotate(const char *dir, int64_t newest, int64_t keep, dp_error 
     dp_status s = DP_OK;
     for (int i = 0; !s && i < n - keep; i++) {
         char *old = dp_rundir_state_file(dir, steps[i]);
-        if (!old) s = dp_fail(err, DP_ENOMEM, "Out of memory while removing old states of %s.", dir);
-        else if (steps[i] != newest && unlink(old) && errno != ENOENT) s = dp_fail_errno(err, DP_EIO, errno, "Cannot remove the old state %s", old);
+        if (!old)
+            s = dp_fail(err, DP_ENOMEM, "Out of memory while removing old states of %s.", dir);
+        else if (steps[i] != newest && unlink(old) && errno != ENOENT)
+            s = dp_fail_errno(err, DP_EIO, errno, "Cannot remove the old state %s", old);
         free(old);
     }
     free(steps);
@@ -91,8 +102,10 @@ dp_status dp_checkpoint_save(dp_engine *e, const char *dir, const dp_progress *p
     s = write_file(e, state, p, f, 1, err);
     if (!s) s = dp_checkpoint_weights(e, dir, "last.safetensors", p, f, err);
     if (!s) s = rotate(dir, p->step, keep, err);
-    if (!s && path) *path = state;
-    else free(state);
+    if (!s && path)
+        *path = state;
+    else
+        free(state);
     return s;
 }
 
@@ -106,18 +119,23 @@ static dp_status get_number(const dp_st_in *in, const char *path, const char *ke
 {
     const char *text = dp_st_meta_get(in, key);
     int ok = text && (real ? dp_parse_double(text, to) : dp_parse_int(text, to)) == 1;
-    if (!ok) return dp_fail(err, DP_EDATA, "%s: the state's \"%s\" is %s%s; the file is damaged or of another version.", path, key,
-                            text ? "not a number: " : "missing", text ? text : "");
+    if (!ok)
+        return dp_fail(err, DP_EDATA, "%s: the state's \"%s\" is %s%s; the file is damaged or of another version.", path, key,
+                       text ? "not a number: " : "missing", text ? text : "");
     return DP_OK;
 }
 
 dp_status dp_checkpoint_progress(const dp_st_in *in, const char *path, dp_progress *p, dp_error *err)
 {
     memset(p, 0, sizeof *p);
-    for (int i = 0; i < N_FIELDS; i++) DP_TRY(get_number(in, path, fields[i].key, fields[i].real, (char *)p + fields[i].offset, err));
+    for (int i = 0; i < N_FIELDS; i++)
+        DP_TRY(get_number(in, path, fields[i].key, fields[i].real, (char *)p + fields[i].offset, err));
     DP_TRY(get_number(in, path, "updates", 0, &p->updates, err));
-    if (p->step < 0 || p->epoch < 0 || p->batch < 0 || p->epoch_batches < 1 || p->batch >= p->epoch_batches || p->updates < 0 || p->updates > p->step)
-        return dp_fail(err, DP_EDATA, "%s: the state's position is impossible (epoch %lld, batch %lld of %lld, step %lld); the file is damaged.",
-                       path, (long long)p->epoch, (long long)p->batch, (long long)p->epoch_batches, (long long)p->step);
+    if (p->step < 0 || p->epoch < 0 || p->batch < 0 || p->epoch_batches < 1 || p->batch >= p->epoch_batches || p->updates < 0 ||
+        p->updates > p->step)
+        return dp_fail(
+            err, DP_EDATA,
+            "%s: the state's position is impossible (epoch %lld, batch %lld of %lld, step %lld); the file is damaged.", path,
+            (long long)p->epoch, (long long)p->batch, (long long)p->epoch_batches, (long long)p->step);
     return DP_OK;
 }

@@ -1,6 +1,7 @@
-/* The lock of a run directory: a file with the holder's pid and start time, and flock on it. flock decides between processes of one
- * machine and ends with its holder, however that dies. The pid names the holder in messages and decides where flock is not carried
- * (network file systems); the start time tells the holder from a later process that got its pid. */
+/* The lock of a run directory: a file with the holder's pid and start time, and flock on it. flock decides between
+ * processes of one machine and ends with its holder, however that dies. The pid names the holder in messages and decides
+ * where flock is not carried (network file systems); the start time tells the holder from a later process that got its
+ * pid. */
 #include "lock.h"
 #include "../base/text.h"
 #include "rundir.h"
@@ -28,7 +29,8 @@ static size_t read_text(const char *path, char *text, size_t size)
     return (size_t)n;
 }
 
-/* Field 22 of /proc/PID/stat; the name in field 2 may hold blanks and brackets, so the count starts behind the last bracket. */
+/* Field 22 of /proc/PID/stat; the name in field 2 may hold blanks and brackets, so the count starts behind the last
+ * bracket. */
 static int64_t start_of(int64_t pid)
 {
     char path[64], text[1024], *p;
@@ -63,8 +65,8 @@ static int alive(holder h)
 
 static dp_status held(const char *dir, const char *path, holder h, dp_error *err)
 {
-    return dp_fail(err, DP_ECONFIG, "%s is in use by process %lld (lock file %s): wait for it to end, or give another run.dir.", dir,
-                   (long long)h.pid, path);
+    return dp_fail(err, DP_ECONFIG, "%s is in use by process %lld (lock file %s): wait for it to end, or give another run.dir.",
+                   dir, (long long)h.pid, path);
 }
 
 dp_status dp_lock_look(const char *dir, dp_error *err)
@@ -100,7 +102,8 @@ dp_status dp_lock_take(const char *dir, char **lock, int *lock_fd, dp_error *err
             s = held(dir, path, read_holder(path), err);
             goto fail;
         }
-        /* The holder may have removed the file between our open and our flock: then this lock is on a file without a name. */
+        /* The holder may have removed the file between our open and our flock: then this lock is on a file without a
+         * name. */
         if (!fstat(fd, &mine) && !stat(path, &there) && mine.st_ino == there.st_ino && mine.st_dev == there.st_dev) break;
         close(fd);
     }

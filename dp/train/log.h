@@ -1,5 +1,5 @@
-/* Internal: log.jsonl, one JSON object a line. A line is built in memory and written by one call, so a reader, a full disk or a kill
- * never leave half a line behind that the next start does not remove. Numbers have a dot in every locale. */
+/* Internal: log.jsonl, one JSON object a line. A line is built in memory and written by one call, so a reader, a full
+ * disk or a kill never leave half a line behind that the next start does not remove. Numbers have a dot in every locale. */
 #ifndef DP_TRAIN_LOG_H
 #define DP_TRAIN_LOG_H
 #include "../base/base.h"

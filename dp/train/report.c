@@ -1,4 +1,5 @@
-/* What a run tells: events to the caller, lines to log.jsonl. A line that cannot be written is treated as a save that fails. */
+/* What a run tells: events to the caller, lines to log.jsonl. A line that cannot be written is treated as a save that
+ * fails. */
 #include "../base/clock.h"
 #include "../base/text.h"
 #include "trainer.h"
@@ -78,6 +79,15 @@ void dp_report_pause(dp_trainer *t, double seconds)
     t->step_meter.begin += seconds, t->line_meter.begin += seconds, t->epoch_meter.begin += seconds;
 }
 
+static void warn_line(dp_trainer *t, const char *text)
+{
+    if (!t->log.path) return;
+    dp_line_begin(&t->log.line, "warn");
+    dp_line_int(&t->log.line, "step", t->now.step);
+    dp_line_text(&t->log.line, "text", text);
+    dp_log_write(&t->log, NULL); /* the warning may be about this very disk */
+}
+
 void dp_report_warn(dp_trainer *t, const char *fmt, ...)
 {
     char text[1024];
@@ -86,11 +96,7 @@ void dp_report_warn(dp_trainer *t, const char *fmt, ...)
     dp_vformat(text, sizeof text, fmt, ap);
     va_end(ap);
     dp_log(t->config, DP_LOG_WARN, "%s", text);
-    if (!t->log.path) return;
-    dp_line_begin(&t->log.line, "warn");
-    dp_line_int(&t->log.line, "step", t->now.step);
-    dp_line_text(&t->log.line, "text", text);
-    dp_log_write(&t->log, NULL); /* the warning may be about this very disk */
+    warn_line(t, text);
 }
 
 dp_status dp_report_start(dp_trainer *t, dp_error *err)
@@ -163,9 +169,9 @@ dp_status dp_report_step(dp_trainer *t, const dp_result *r, int64_t epoch, int64
     t->step_meter.begin = now;
     if (t->log_every > 0 && (t->now.step % t->log_every == 0 || t->now.step == t->steps))
         DP_TRY(step_line(t, r, epoch, batch, now, err));
-    if (r->skipped)
-        dp_report_warn(t, "Step %lld changed nothing: %s.", (long long)t->now.step,
-                       r->targets ? "its loss or gradient is not finite" : "none of its targets counts");
+    if (r->skipped) /* the engine has told the log callback */
+        warn_line(t, r->targets ? "The update was skipped: loss or gradient is not finite."
+                                : "The update was skipped: no target counts.");
     send(t, DP_EVENT_STEP, r, "", rate, epoch, batch);
     return DP_OK;
 }
@@ -178,7 +184,8 @@ void dp_report_epoch(dp_trainer *t)
     place(t, &epoch, &batch);
     memset(&sum, 0, sizeof sum);
     sum.step = p->step, sum.updates = p->updates;
-    sum.samples = p->epoch_samples, sum.targets = p->epoch_targets, sum.correct = p->epoch_correct, sum.loss_sum = p->epoch_loss;
+    sum.samples = p->epoch_samples, sum.targets = p->epoch_targets, sum.correct = p->epoch_correct,
+    sum.loss_sum = p->epoch_loss;
     sum.seconds = dp_now() - t->epoch_meter.begin;
     sum.data_wait = t->epoch_meter.data_wait;
     if (!t->hinted && sum.data_wait > 0.2 * sum.seconds) {

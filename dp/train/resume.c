@@ -1,5 +1,5 @@
-/* Weights and states taken in: data.normalize, run.init_from, run.resume. Weights are only good with the normalisation they were
- * trained with, so a file's metadata stands for `normalize = auto`. */
+/* Weights and states taken in: data.normalize, run.init_from, run.resume. Weights are only good with the normalisation
+ * they were trained with, so a file's metadata stands for `normalize = auto`. */
 #include "../base/text.h"
 #include "trainer.h"
 #include <stdlib.h>
@@ -26,12 +26,15 @@ static int parse_list(const char *text, size_t len, double *v)
 static dp_status parse_normalize(dp_normalize *n, const char *text, int channels, const char *where, dp_error *err)
 {
     const char *slash = strchr(text, '/');
-    int a = slash ? parse_list(text, (size_t)(slash - text), n->mean) : 0, b = slash ? parse_list(slash + 1, strlen(slash + 1), n->std) : 0;
+    int a = slash ? parse_list(text, (size_t)(slash - text), n->mean) : 0,
+        b = slash ? parse_list(slash + 1, strlen(slash + 1), n->std) : 0;
     int ok = a && b && (a == 1 || a == channels) && (b == 1 || b == channels);
     for (int i = 0; ok && i < b; i++) ok = n->std[i] > 0;
     if (!ok)
-        return dp_fail(err, DP_ECONFIG, "%s: \"%s\" is not auto, none, or MEAN/STD with one number or %d (one a channel) on each side, deviations above 0.",
-                       where, text, channels);
+        return dp_fail(
+            err, DP_ECONFIG,
+            "%s: \"%s\" is not auto, none, or MEAN/STD with one number or %d (one a channel) on each side, deviations above 0.",
+            where, text, channels);
     for (int i = a; i < channels; i++) n->mean[i] = n->mean[0];
     for (int i = b; i < channels; i++) n->std[i] = n->std[0];
     n->channels = channels;
@@ -79,7 +82,9 @@ static dp_status check_vocab(const dp_trainer *t, const dp_st_in *in, const char
 {
     const char *stored = dp_st_meta_get(in, "vocab"), *here = t->facts.vocab;
     if (!stored || !here || !strcmp(stored, here)) return DP_OK;
-    return dp_fail(err, DP_EDATA, "%s was trained on another vocabulary than that of data.train: its token numbers mean other characters.", path);
+    return dp_fail(err, DP_EDATA,
+                   "%s was trained on another vocabulary than that of data.train: its token numbers mean other characters.",
+                   path);
 }
 
 /* The newest state of the run directory: *step -1, *path "" when there is none. */
@@ -100,7 +105,8 @@ static dp_status refuse_weights(const dp_trainer *t, const char *path, dp_error 
     char newest[512];
     int64_t step;
     DP_TRY(newest_state(t, &step, newest, sizeof newest, err));
-    return dp_fail(err, DP_ECONFIG, "%s holds weights only; use init_from, or resume from %s.", path, *newest ? newest : "a state-*.safetensors file");
+    return dp_fail(err, DP_ECONFIG, "%s holds weights only; use init_from, or resume from %s.", path,
+                   *newest ? newest : "a state-*.safetensors file");
 }
 
 /* Rotation keeps the highest steps: it would take the states of the run that goes on for old ones. */
@@ -110,12 +116,15 @@ static dp_status check_newest(const dp_trainer *t, const dp_progress *was, const
     int64_t step;
     DP_TRY(newest_state(t, &step, newest, sizeof newest, err));
     if (step <= was->step) return DP_OK;
-    return dp_fail(err, DP_ECONFIG, "%s is of step %lld, but the run directory holds a newer state, %s: resume from that one, or give another "
-                                    "run.dir to branch off.", path, (long long)was->step, newest);
+    return dp_fail(err, DP_ECONFIG,
+                   "%s is of step %lld, but the run directory holds a newer state, %s: resume from that one, or give another "
+                   "run.dir to branch off.",
+                   path, (long long)was->step, newest);
 }
 
 /* What must be as it was, or the resumed run would not be the same run. */
-static dp_status check_same_run(const dp_trainer *t, const dp_progress *was, const char *path, const char *optimizer, dp_error *err)
+static dp_status check_same_run(const dp_trainer *t, const dp_progress *was, const char *path, const char *optimizer,
+                                dp_error *err)
 {
     const dp_progress *is = &t->now;
     const char *kind = dp_config_get(t->config, "optimizer.kind");
@@ -127,12 +136,16 @@ static dp_status check_same_run(const dp_trainer *t, const dp_progress *was, con
                {"run.seed", was->seed, is->seed},
                {"the number of batches in an epoch", was->epoch_batches, is->epoch_batches}};
     if (optimizer && strcmp(optimizer, kind))
-        return dp_fail(err, DP_ECONFIG, "%s was saved by optimizer.kind = %s, this run has %s: set it back, or start anew with run.init_from.", path,
-                       optimizer, kind);
+        return dp_fail(err, DP_ECONFIG,
+                       "%s was saved by optimizer.kind = %s, this run has %s: set it back, or start anew with run.init_from.",
+                       path, optimizer, kind);
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
         if (row[i].was != row[i].is)
-            return dp_fail(err, DP_ECONFIG, "%s: %s was %lld and is %lld now, so the run cannot go on from there: set it back, or start anew with "
-                                            "run.init_from.", path, row[i].what, (long long)row[i].was, (long long)row[i].is);
+            return dp_fail(
+                err, DP_ECONFIG,
+                "%s: %s was %lld and is %lld now, so the run cannot go on from there: set it back, or start anew with "
+                "run.init_from.",
+                path, row[i].what, (long long)row[i].was, (long long)row[i].is);
     return DP_OK;
 }
 
@@ -148,17 +161,19 @@ static dp_status resume(dp_trainer *t, const dp_st_in *in, const char *path, dp_
     DP_TRY(dp_engine_read(t->engine, in, 1, err));
     DP_TRY(dp_loader_seek(t->train_loader, (uint64_t)was.epoch, was.batch, err));
     if (was.devices != t->now.devices)
-        dp_log(t->config, DP_LOG_INFO, "The state was saved with %lld device%s, this run has %lld: batches, order and learning rates stay the same.",
+        dp_log(t->config, DP_LOG_INFO,
+               "The state was saved with %lld device%s, this run has %lld: batches, order and learning rates stay the same.",
                (long long)was.devices, was.devices == 1 ? "" : "s", (long long)t->now.devices);
     if (was.threads != t->now.threads || was.shards != t->now.shards)
-        dp_log(t->config, DP_LOG_INFO, "devices.threads was %lld and is %lld, devices.shards was %lld and is %lld: results may differ in rounding.",
+        dp_log(t->config, DP_LOG_INFO,
+               "devices.threads was %lld and is %lld, devices.shards was %lld and is %lld: results may differ in rounding.",
                (long long)was.threads, (long long)t->now.threads, (long long)was.shards, (long long)t->now.shards);
     was.devices = t->now.devices, was.threads = t->now.threads, was.shards = t->now.shards;
     t->now = was;
     t->saved_step = was.step;
     t->epoch_open = was.batch > 0;
-    dp_log(t->config, DP_LOG_INFO, "Going on from %s at step %lld, epoch %lld, batch %lld.", path, (long long)was.step, (long long)was.epoch + 1,
-           (long long)was.batch);
+    dp_log(t->config, DP_LOG_INFO, "Going on from %s at step %lld, epoch %lld, batch %lld.", path, (long long)was.step,
+           (long long)was.epoch + 1, (long long)was.batch);
     return DP_OK;
 }
 
@@ -167,7 +182,8 @@ static dp_status init_from(dp_trainer *t, const dp_st_in *in, const char *path, 
     DP_TRY(check_vocab(t, in, path, err));
     DP_TRY(set_normalize(t, in, path, 0, err));
     DP_TRY(dp_engine_read(t->engine, in, 0, err));
-    dp_log(t->config, DP_LOG_INFO, "Weights from %s%s.", path, dp_checkpoint_is_state(in) ? "; it is a whole state, its optimizer part is ignored" : "");
+    dp_log(t->config, DP_LOG_INFO, "Weights from %s%s.", path,
+           dp_checkpoint_is_state(in) ? "; it is a whole state, its optimizer part is ignored" : "");
     return DP_OK;
 }
 

@@ -1,5 +1,5 @@
-/* The run directory. Kinds of content: config.ini, log.jsonl, state-N.safetensors, last and best.safetensors, the lock, and temporaries
- * of saves that were killed. Nothing else in a directory is ever touched. */
+/* The run directory. Kinds of content: config.ini, log.jsonl, state-N.safetensors, last and best.safetensors, the lock,
+ * and temporaries of saves that were killed. Nothing else in a directory is ever touched. */
 #include "rundir.h"
 #include "../base/file.h"
 #include "../base/text.h"
@@ -33,7 +33,8 @@ static int is_state(const char *name, int64_t *step)
 {
     char digits[24];
     size_t n = strlen(name), a = sizeof state_prefix - 1, b = sizeof state_suffix - 1;
-    if (n <= a + b || n - a - b >= sizeof digits || strncmp(name, state_prefix, a) || strcmp(name + n - b, state_suffix)) return 0;
+    if (n <= a + b || n - a - b >= sizeof digits || strncmp(name, state_prefix, a) || strcmp(name + n - b, state_suffix))
+        return 0;
     memcpy(digits, name + a, n - a - b);
     digits[n - a - b] = 0;
     return strspn(digits, "0123456789") == n - a - b && dp_parse_int(digits, step) == 1;
@@ -89,8 +90,10 @@ static int content(const char *path)
     DIR *d = opendir(path);
     if (!d) return 0;
     while (found < 2 && (e = readdir(d)))
-        if (is_result(e->d_name)) found = 2;
-        else if (!strcmp(e->d_name, "lock")) found = 1;
+        if (is_result(e->d_name))
+            found = 2;
+        else if (!strcmp(e->d_name, "lock"))
+            found = 1;
     closedir(d);
     return found;
 }
@@ -109,12 +112,17 @@ static dp_status check_writable(const char *path, dp_error *err)
             goto done;
         }
         char *slash = strrchr(p, '/');
-        if (!slash) strcpy(p, "."); /* a relative path: at least one character long */
-        else if (slash == p) p[1] = 0;
-        else *slash = 0;
+        if (!slash)
+            strcpy(p, "."); /* a relative path: at least one character long */
+        else if (slash == p)
+            p[1] = 0;
+        else
+            *slash = 0;
     }
-    if (!S_ISDIR(st.st_mode)) s = dp_fail_errno(err, DP_EIO, ENOTDIR, "The run directory %s cannot be used: %s", path, p);
-    else if (access(p, W_OK | X_OK)) s = dp_fail_errno(err, DP_EIO, errno, "The run directory %s cannot be written: %s", path, p);
+    if (!S_ISDIR(st.st_mode))
+        s = dp_fail_errno(err, DP_EIO, ENOTDIR, "The run directory %s cannot be used: %s", path, p);
+    else if (access(p, W_OK | X_OK))
+        s = dp_fail_errno(err, DP_EIO, errno, "The run directory %s cannot be written: %s", path, p);
 done:
     free(p);
     return s;
@@ -159,8 +167,10 @@ static int64_t newest_of_series(const char *base)
     while (d && (e = readdir(d))) {
         size_t len = strlen(name);
         if (strncmp(e->d_name, name, len)) continue;
-        if (!e->d_name[len]) k = 1;
-        else if (e->d_name[len] != '-' || dp_parse_int(e->d_name + len + 1, &k) != 1 || k < 2) continue;
+        if (!e->d_name[len])
+            k = 1;
+        else if (e->d_name[len] != '-' || dp_parse_int(e->d_name + len + 1, &k) != 1 || k < 2)
+            continue;
         char *path = series_name(base, k);
         int64_t *steps = NULL;
         int n = 0;
@@ -206,10 +216,14 @@ static dp_status choose_path(dp_rundir *d, const dp_config *c, int automatic, dp
     char *base = derived_base(c);
     if (!base) return dp_fail(err, DP_ENOMEM, "Out of memory while naming the run directory.");
     int64_t k = d->overwrite ? 1 : automatic ? newest_of_series(base) : 0;
-    if (k) d->path = series_name(base, k);
-    else s = next_free(&d->path, base, err);
-    if (k) free(base);
-    else d->series = base;
+    if (k)
+        d->path = series_name(base, k);
+    else
+        s = next_free(&d->path, base, err);
+    if (k)
+        free(base);
+    else
+        d->series = base;
     if (!s && !d->path) s = dp_fail(err, DP_ENOMEM, "Out of memory while naming the run directory.");
     return s;
 }
@@ -238,14 +252,18 @@ dp_status dp_rundir_choose(dp_rundir *d, const dp_config *c, dp_error *err)
     d->resuming = !never;
     d->overwrite = dp_config_flag(c, "run.overwrite");
     if (d->resuming && d->overwrite)
-        return dp_fail(err, DP_ECONFIG, "run.resume = %s goes on with a run, run.overwrite = 1 deletes it: give one of the two.", resume);
+        return dp_fail(err, DP_ECONFIG,
+                       "run.resume = %s goes on with a run, run.overwrite = 1 deletes it: give one of the two.", resume);
     DP_TRY(choose_path(d, c, automatic, err));
     DP_TRY(check_writable(d->path, err));
     DP_TRY(dp_lock_look(d->path, err));
-    if (d->resuming) DP_TRY(choose_resume(d, resume, automatic, err));
+    if (d->resuming)
+        DP_TRY(choose_resume(d, resume, automatic, err));
     else if (!d->overwrite && content(d->path) == 2)
-        return dp_fail(err, DP_ECONFIG, "The run directory %s already holds a run: give another run.dir, run.resume = auto (--resume) to "
-                                        "go on with it, or run.overwrite = 1 to delete it.", d->path);
+        return dp_fail(err, DP_ECONFIG,
+                       "The run directory %s already holds a run: give another run.dir, run.resume = auto (--resume) to "
+                       "go on with it, or run.overwrite = 1 to delete it.",
+                       d->path);
     return DP_OK;
 }
 

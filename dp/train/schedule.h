@@ -1,5 +1,5 @@
-/* Internal: the learning rate as a pure function of the optimizer step. It knows neither devices nor epochs, so it is the same on any
- * number of devices and a resumed run continues it from the step count alone. */
+/* Internal: the learning rate as a pure function of the optimizer step. It knows neither devices nor epochs, so it is
+ * the same on any number of devices and a resumed run continues it from the step count alone. */
 #ifndef DP_TRAIN_SCHEDULE_H
 #define DP_TRAIN_SCHEDULE_H
 #include "../base/config.h"

@@ -1,5 +1,5 @@
-/* Everything that must be right before the first step: the sets and the network fit each other, the engine fits the devices. Nothing
- * here writes to the disk. */
+/* Everything that must be right before the first step: the sets and the network fit each other, the engine fits the
+ * devices. Nothing here writes to the disk. */
 #include "../base/text.h"
 #include "trainer.h"
 #include <string.h>
@@ -42,15 +42,19 @@ static dp_status check_input(const dp_trainer *t, dp_error *err)
     for (int i = 0; i < in->rank; i++) want[i] = in->rank == 3 ? in->shape[(i + 2) % 3] : in->shape[i]; /* C x H x W */
     shape_text(a, sizeof a, want, in->rank), shape_text(b, sizeof b, d->x_shape, d->x_rank);
     if (is_token_type(d->x_dtype) != (in->dtype == DP_I32))
-        return dp_fail(err, DP_ECONFIG, "[model] input is %s%s, but the data has %s: write input = %s%s.", in->dtype == DP_I32 ? "tokens " : "",
-                       a, is_token_type(d->x_dtype) ? "tokens" : "numbers", is_token_type(d->x_dtype) ? "tokens " : "", b);
+        return dp_fail(err, DP_ECONFIG, "[model] input is %s%s, but the data has %s: write input = %s%s.",
+                       in->dtype == DP_I32 ? "tokens " : "", a, is_token_type(d->x_dtype) ? "tokens" : "numbers",
+                       is_token_type(d->x_dtype) ? "tokens " : "", b);
     int same = in->rank == d->x_rank;
     for (int i = 0; same && i < in->rank; i++) same = want[i] == d->x_shape[i];
     /* A flat input takes the pixels of a one-channel picture: their order is the same in every layout. */
     int flat = in->rank == 1 && d->x_rank == 3 && d->x_shape[0] == 1 && in->shape[0] == d->x_shape[1] * d->x_shape[2];
-    if (same || flat) return DP_OK;
+    /* A picture takes the numbers of a flat sample in C x H x W order: a csv line is one (its rows say DP_CHW). */
+    int picture = in->rank == 3 && d->x_rank == 1 && d->x_layout == DP_CHW && in->width == d->x_shape[0];
+    if (same || flat || picture) return DP_OK;
     return dp_fail(err, DP_ECONFIG, "[model] input is %s%s, but a sample of the data is %s%s: write input = %s%s%s.",
-                   in->dtype == DP_I32 ? "tokens " : "", a, in->dtype == DP_I32 ? "tokens " : "", b, in->dtype == DP_I32 ? "tokens " : "", b,
+                   in->dtype == DP_I32 ? "tokens " : "", a, in->dtype == DP_I32 ? "tokens " : "", b,
+                   in->dtype == DP_I32 ? "tokens " : "", b,
                    in->rank == 1 && d->x_rank == 3 ? " and begin with a flatten line" : "");
 }
 
@@ -60,15 +64,20 @@ static dp_status check_output(const dp_trainer *t, dp_error *err)
     int mse = !strcmp(dp_config_get(t->config, "loss.kind"), "mse");
     int64_t columns = out->shape[out->rank - 1], rows = out->width / columns, wanted = mse ? out->width : rows;
     if (mse && t->info.y_dtype != DP_F32)
-        return dp_fail(err, DP_ECONFIG, "loss.kind = mse needs numbers as targets, but the data has class labels: use loss.kind = cross_entropy.");
+        return dp_fail(
+            err, DP_ECONFIG,
+            "loss.kind = mse needs numbers as targets, but the data has class labels: use loss.kind = cross_entropy.");
     if (!mse && t->info.classes < 1)
-        return dp_fail(err, DP_ECONFIG, "loss.kind = cross_entropy needs class labels, but the data's targets are numbers: use loss.kind = mse.");
+        return dp_fail(
+            err, DP_ECONFIG,
+            "loss.kind = cross_entropy needs class labels, but the data's targets are numbers: use loss.kind = mse.");
     if (!mse && columns < t->info.classes)
-        return dp_fail(err, DP_ECONFIG, "The model's last line \"%s\" has %lld outputs, but the data has %lld classes: write out=classes there.",
+        return dp_fail(err, DP_ECONFIG,
+                       "The model's last line \"%s\" has %lld outputs, but the data has %lld classes: write out=classes there.",
                        out->name, (long long)columns, (long long)t->info.classes);
     if (t->info.y_width != wanted)
-        return dp_fail(err, DP_ECONFIG, "The model's output \"%s\" wants %lld targets a sample, but the data has %lld.", out->name,
-                       (long long)wanted, (long long)t->info.y_width);
+        return dp_fail(err, DP_ECONFIG, "The model's output \"%s\" wants %lld targets a sample, but the data has %lld.",
+                       out->name, (long long)wanted, (long long)t->info.y_width);
     return DP_OK;
 }
 
@@ -78,15 +87,18 @@ static dp_status check_eval(const dp_trainer *t, dp_error *err)
     char a[64], b[64];
     if (!t->eval) return DP_OK;
     DP_TRY(dp_data_facts(t->eval, &e));
-    int same = e.x_rank == t->info.x_rank && e.y_width == t->info.y_width && is_token_type(e.x_dtype) == is_token_type(t->info.x_dtype);
+    int same = e.x_rank == t->info.x_rank && e.y_width == t->info.y_width &&
+               is_token_type(e.x_dtype) == is_token_type(t->info.x_dtype);
     for (int i = 0; same && i < e.x_rank; i++) same = e.x_shape[i] == t->info.x_shape[i];
     if (!same)
-        return dp_fail(err, DP_EDATA, "A sample of data.eval is %s with %lld targets, one of data.train %s with %lld: the sets do not belong together.",
-                       shape_text(a, sizeof a, e.x_shape, e.x_rank), (long long)e.y_width,
-                       shape_text(b, sizeof b, t->info.x_shape, t->info.x_rank), (long long)t->info.y_width);
+        return dp_fail(
+            err, DP_EDATA,
+            "A sample of data.eval is %s with %lld targets, one of data.train %s with %lld: the sets do not belong together.",
+            shape_text(a, sizeof a, e.x_shape, e.x_rank), (long long)e.y_width,
+            shape_text(b, sizeof b, t->info.x_shape, t->info.x_rank), (long long)t->info.y_width);
     if (e.classes > t->info.classes)
-        return dp_fail(err, DP_EDATA, "data.eval has %lld classes, data.train only %lld: label %lld was never trained.", (long long)e.classes,
-                       (long long)t->info.classes, (long long)e.classes - 1);
+        return dp_fail(err, DP_EDATA, "data.eval has %lld classes, data.train only %lld: label %lld was never trained.",
+                       (long long)e.classes, (long long)t->info.classes, (long long)e.classes - 1);
     return DP_OK;
 }
 
@@ -127,7 +139,8 @@ dp_status dp_setup_engine(dp_trainer *t, dp_error *err)
     p->devices = dp_engine_devices(t->engine);
     p->epoch_batches = dp_loader_batches(t->train_loader);
     if (p->epoch_batches < 1)
-        return dp_fail(err, DP_ECONFIG, "No batch is left to train on: %lld samples, data.batch_size = %lld, data.drop_last = %d.",
+        return dp_fail(err, DP_ECONFIG,
+                       "No batch is left to train on: %lld samples, data.batch_size = %lld, data.drop_last = %d.",
                        (long long)t->info.samples, (long long)p->batch_size, dp_config_flag(c, "data.drop_last"));
 
     int64_t steps = dp_config_int(c, "run.steps");
@@ -158,8 +171,11 @@ static void rows_text(char *buf, size_t size, const int64_t *rows, int n)
 static void lr_text(const dp_trainer *t, char *buf, size_t size)
 {
     double base = dp_config_number(t->config, "optimizer.lr_base_batch"), lr = dp_config_number(t->config, "optimizer.lr");
-    if (base > 0) dp_format(buf, size, "lr %g (%g x %lld / %g)", t->schedule.lr, lr, (long long)(t->now.batch_size * t->now.accumulate), base);
-    else dp_format(buf, size, "lr %g", t->schedule.lr);
+    if (base > 0)
+        dp_format(buf, size, "lr %g (%g x %lld / %g)", t->schedule.lr, lr, (long long)(t->now.batch_size * t->now.accumulate),
+                  base);
+    else
+        dp_format(buf, size, "lr %g", t->schedule.lr);
 }
 
 /* Idle devices and uneven splits are legal; the user is told once. */
@@ -177,11 +193,11 @@ static void split_notes(dp_trainer *t, const int64_t *rows, int n)
     }
     rows_text(cut, sizeof cut, rows, n);
     if (n_idle)
-        dp_log(t->config, DP_LOG_WARN, "data.batch_size = %lld is too small for %d devices: %s get%s no samples.", (long long)t->now.batch_size, n,
-               idle, n_idle > 1 ? "" : "s");
+        dp_log(t->config, DP_LOG_WARN, "data.batch_size = %lld is too small for %d devices: %s get%s no samples.",
+               (long long)t->now.batch_size, n, idle, n_idle > 1 ? "" : "s");
     else if (uneven && !strcmp(dp_config_get(t->config, "devices.split"), "even"))
-        dp_log(t->config, DP_LOG_INFO, "data.batch_size = %lld is no multiple of %d devices: they take %s samples.", (long long)t->now.batch_size, n,
-               cut);
+        dp_log(t->config, DP_LOG_INFO, "data.batch_size = %lld is no multiple of %d devices: they take %s samples.",
+               (long long)t->now.batch_size, n, cut);
 }
 
 void dp_setup_notes(dp_trainer *t)
@@ -194,11 +210,14 @@ void dp_setup_notes(dp_trainer *t)
     rows_text(per, sizeof per, rows, n);
     lr_text(t, lr, sizeof lr);
     if (p->accumulate > 1)
-        dp_format(window, sizeof window, " x %lld accumulated = %lld a step", (long long)p->accumulate, (long long)(p->accumulate * p->batch_size));
-    dp_format(t->start_text, sizeof t->start_text, "batch: global %lld, per device %s%s; %s; %lld step%s per epoch, %lld in all",
-              (long long)p->batch_size, per, window, lr, (long long)t->windows, t->windows == 1 ? "" : "s", (long long)t->steps);
+        dp_format(window, sizeof window, " x %lld accumulated = %lld a step", (long long)p->accumulate,
+                  (long long)(p->accumulate * p->batch_size));
+    dp_format(t->start_text, sizeof t->start_text,
+              "batch: global %lld, per device %s%s; %s; %lld step%s per epoch, %lld in all", (long long)p->batch_size, per,
+              window, lr, (long long)t->windows, t->windows == 1 ? "" : "s", (long long)t->steps);
     split_notes(t, rows, n);
     if (t->schedule.warmup > t->steps)
-        dp_log(t->config, DP_LOG_WARN, "schedule.warmup_steps = %lld is longer than the run of %lld steps: the full learning rate is never reached.",
+        dp_log(t->config, DP_LOG_WARN,
+               "schedule.warmup_steps = %lld is longer than the run of %lld steps: the full learning rate is never reached.",
                (long long)t->schedule.warmup, (long long)t->steps);
 }

@@ -1,6 +1,7 @@
-/* The training loop. It runs in stretches: between two steps at which something must happen with nothing in flight (an evaluation, a
- * save, an epoch's end, the end, a stop) it keeps two batches in flight; at such a step it pauses and does what is due. All of that is
- * a function of the step number, so that a resumed run does the same things at the same steps. */
+/* The training loop. It runs in stretches: between two steps at which something must happen with nothing in flight (an
+ * evaluation, a save, an epoch's end, the end, a stop) it keeps two batches in flight; at such a step it pauses and does
+ * what is due. All of that is a function of the step number, so that a resumed run does the same things at the same
+ * steps. */
 #include "trainer.h"
 #include "../base/clock.h"
 #include "../base/file.h"
@@ -18,13 +19,15 @@ static int stopping(const dp_trainer *t)
 dp_status dp_trainer_eval(dp_trainer *t, dp_result *r, dp_error *err)
 {
     if (!t || !r) return dp_fail(err, DP_EARGUMENT, "dp_trainer_eval: trainer or result is NULL.");
-    if (!t->eval_loader) return dp_fail(err, DP_ECONFIG, "There is no evaluation set: set data.eval = PATH or data.eval = last 10%%.");
+    if (!t->eval_loader)
+        return dp_fail(err, DP_ECONFIG, "There is no evaluation set: set data.eval = PATH or data.eval = last 10%%.");
     memset(r, 0, sizeof *r);
     for (;;) {
         dp_batch b;
         DP_TRY(dp_loader_next(t->eval_loader, &b, err));
         if (b.x.n == 0) return DP_OK;
-        dp_status s = stopping(t) ? dp_fail(err, DP_ESTOPPED, "Stopped during the evaluation.") : dp_engine_eval(t->engine, &b, r, err);
+        dp_status s = stopping(t) ? dp_fail(err, DP_ESTOPPED, "Stopped during the evaluation.")
+                                  : dp_engine_eval(t->engine, &b, r, err);
         dp_loader_release(t->eval_loader, &b);
         if (s == DP_ESTOPPED) DP_TRY(dp_loader_seek(t->eval_loader, 0, 0, err));
         DP_TRY(s);
@@ -134,7 +137,8 @@ static dp_status fetch(dp_trainer *t, dp_batch *b, dp_error *err)
 {
     DP_TRY(dp_loader_next(t->train_loader, b, err));
     if (b->x.n == 0) DP_TRY(dp_loader_next(t->train_loader, b, err)); /* the end of the epoch before */
-    return b->x.n ? DP_OK : dp_fail(err, DP_EDATA, "The training set gave no batch for epoch %lld.", (long long)t->now.epoch + 1);
+    return b->x.n ? DP_OK
+                  : dp_fail(err, DP_EDATA, "The training set gave no batch for epoch %lld.", (long long)t->now.epoch + 1);
 }
 
 static void add_result(dp_result *sum, const dp_result *r)
@@ -157,8 +161,10 @@ static dp_status collect(dp_trainer *t, flight *f, dp_error *err)
     f->batch[0] = f->batch[1], f->data_wait[0] = f->data_wait[1];
 
     int64_t epoch = p->epoch + 1, batch = p->batch + 1;
-    if (batch == p->epoch_batches) p->epoch++, p->batch = 0;
-    else p->batch++;
+    if (batch == p->epoch_batches)
+        p->epoch++, p->batch = 0;
+    else
+        p->batch++;
     p->samples += r.samples;
     if (isfinite(r.loss_sum)) { /* with on_nan = warn one bad batch must not hide the epoch's loss */
         p->epoch_samples += r.samples, p->epoch_targets += r.targets, p->epoch_correct += r.correct;
@@ -225,7 +231,8 @@ static dp_status begin(dp_trainer *t, dp_error *err)
     DP_TRY(dp_rundir_enter(&t->dir, err));
     DP_TRY(write_config(t, err));
     char *path = dp_rundir_file(t->dir.path, "log.jsonl");
-    dp_status s = path ? dp_log_open(&t->log, path, t->dir.resuming, err) : dp_fail(err, DP_ENOMEM, "Out of memory while opening the log.");
+    dp_status s = path ? dp_log_open(&t->log, path, t->dir.resuming, err)
+                       : dp_fail(err, DP_ENOMEM, "Out of memory while opening the log.");
     free(path);
     DP_TRY(s);
     t->run_begin = dp_now();
@@ -268,8 +275,8 @@ dp_status dp_trainer_run(dp_trainer *t, dp_error *err)
 }
 
 /* ---- life ---- */
-dp_status dp_trainer_open(dp_trainer **out, const dp_graph *g, dp_data *train, dp_data *eval, const dp_config *c, dp_event_fn fn,
-                          void *user, dp_error *err)
+dp_status dp_trainer_open(dp_trainer **out, const dp_graph *g, dp_data *train, dp_data *eval, const dp_config *c,
+                          dp_event_fn fn, void *user, dp_error *err)
 {
     dp_status s;
     dp_trainer *t = NULL;

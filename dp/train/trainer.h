@@ -1,5 +1,5 @@
-/* Internal: the trainer's parts. trainer.c runs the loop; setup.c opens and checks everything before it; resume.c takes weights and
- * states in; report.c writes log.jsonl and sends the events. */
+/* Internal: the trainer's parts. trainer.c runs the loop; setup.c opens and checks everything before it; resume.c takes
+ * weights and states in; report.c writes log.jsonl and sends the events. */
 #ifndef DP_TRAIN_TRAINER_H
 #define DP_TRAIN_TRAINER_H
 #include "../../data/loader.h"
@@ -53,10 +53,10 @@ struct dp_trainer {
     dp_facts facts;
 
     dp_progress now;
-    int64_t saved_step;    /* step of the newest state written or read; -1: none */
-    dp_result window;      /* sums of the window being collected */
-    int epoch_open;        /* batches of the epoch were trained, DP_EVENT_EPOCH is not sent yet */
-    int hinted;            /* the hint about slow data was given */
+    int64_t saved_step; /* step of the newest state written or read; -1: none */
+    dp_result window;   /* sums of the window being collected */
+    int epoch_open;     /* batches of the epoch were trained, DP_EVENT_EPOCH is not sent yet */
+    int hinted;         /* the hint about slow data was given */
     double run_begin;
     int64_t run_samples;
     dp_meter step_meter, line_meter, epoch_meter;
@@ -65,7 +65,8 @@ struct dp_trainer {
 };
 
 /* setup.c */
-dp_status dp_setup_data(dp_trainer *t, const dp_graph *g, dp_data *train, dp_data *eval, dp_error *err); /* sets, graph, their fit */
+dp_status dp_setup_data(dp_trainer *t, const dp_graph *g, dp_data *train, dp_data *eval,
+                        dp_error *err);                  /* sets, graph, their fit */
 dp_status dp_setup_engine(dp_trainer *t, dp_error *err); /* engine, loaders, schedule */
 void dp_setup_notes(dp_trainer *t);                      /* start text; notes about the split to the log callback */
 

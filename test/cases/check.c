@@ -55,10 +55,10 @@ typedef struct rig {
     int n_memory;
 } rig;
 
-#define OK(call)                                                                                                                       \
-    do {                                                                                                                               \
-        dp_error err = {0};                                                                                                            \
-        if (call) fail_msg("%s: %s: %s", r->c->name, #call, err.text);                                                                 \
+#define OK(call)                                                                                                               \
+    do {                                                                                                                       \
+        dp_error err = {0};                                                                                                    \
+        if (call) fail_msg("%s: %s: %s", r->c->name, #call, err.text);                                                         \
     } while (0)
 
 /* ---- moving ---- */
@@ -137,8 +137,9 @@ static void compare(const rig *r, const char *what, const char *name, const floa
     difference = sqrt(difference);
     norm = fmax(sqrt(norm), smallest * sqrt((double)n));
     if (!(difference <= tolerance * norm))
-        fail_msg("%s: %s%s is off by %.3g of its norm (allowed %.0e); first elements %.9g %.9g, wanted %.9g %.9g", r->c->name, what, name,
-                 difference / norm, tolerance, (double)got[0], (double)got[n > 1], (double)want[0], (double)want[n > 1]);
+        fail_msg("%s: %s%s is off by %.3g of its norm (allowed %.0e); first elements %.9g %.9g, wanted %.9g %.9g", r->c->name,
+                 what, name, difference / norm, tolerance, (double)got[0], (double)got[n > 1], (double)want[0],
+                 (double)want[n > 1]);
 }
 
 static void compare_number(const rig *r, const char *what, double got, double want)
@@ -274,7 +275,8 @@ static dp_loss_sums loss_of_output(rig *r, float *gradient)
 {
     dp_loss_sums s;
     dp_dtype type = r->loss.kind == DP_LOSS_MSE ? DP_F32 : DP_I32;
-    assert_int_equal(r->b->loss(r->stream, &r->loss, r->c->rows, dp_plan_output(r->plan), r->y, type, gradient, r->sums), DP_OK);
+    assert_int_equal(r->b->loss(r->stream, &r->loss, r->c->rows, dp_plan_output(r->plan), r->y, type, gradient, r->sums),
+                     DP_OK);
     move(r, &s, r->sums, sizeof s);
     assert_int_equal(s.bad, 0);
     return s;
@@ -321,9 +323,10 @@ static void update(rig *r, int64_t step, double count)
     r->pass.run.lr = dp_config_number(r->config, "optimizer.lr") / (double)((int64_t)1 << step);
     send_run(r);
     assert_int_equal(r->b->sumsq(r->stream, r->grad, r->params->count, r->chunk_sums), DP_OK);
-    assert_int_equal(r->b->norm(r->stream, r->chunk_sums, r->params->count / DP_CHUNK, r->run_device, &r->optimizer, r->verdict), DP_OK);
-    assert_int_equal(r->b->update(r->stream, &r->optimizer, r->params->range, r->params->n_ranges, 0, r->params->count, r->param, r->grad,
-                                  r->m, r->v, r->run_device, r->verdict),
+    assert_int_equal(
+        r->b->norm(r->stream, r->chunk_sums, r->params->count / DP_CHUNK, r->run_device, &r->optimizer, r->verdict), DP_OK);
+    assert_int_equal(r->b->update(r->stream, &r->optimizer, r->params->range, r->params->n_ranges, 0, r->params->count,
+                                  r->param, r->grad, r->m, r->v, r->run_device, r->verdict),
                      DP_OK);
     settle(r);
     r->pass.run.param_version++;
@@ -425,7 +428,8 @@ static void check_optimizer(rig *r)
         snprintf(prefix, sizeof prefix, "given%d.", (int)k);
         golden_flat(r, prefix, 0, given);
         for (int t = 0; t < r->params->n_params; t++) /* no backward pass writes a frozen tensor's gradient */
-            if (r->params->param[t].frozen) memset(given + r->params->param[t].offset, 0, (size_t)r->params->param[t].count * 4);
+            if (r->params->param[t].frozen)
+                memset(given + r->params->param[t].offset, 0, (size_t)r->params->param[t].count * 4);
         move(r, r->grad, given, (size_t)r->params->count * 4);
         update(r, k, 5);
     }

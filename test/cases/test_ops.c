@@ -1,11 +1,12 @@
-/* Every row of the case table on the CPU backend, with one thread and with two: values against PyTorch's, gradients against finite
- * differences. A row is a test of its own. */
+/* Every row of the case table on the CPU backend, with one thread, with two, and with late streams: values against PyTorch's, gradients
+ * against finite differences. A row is a test of its own. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
 
+#include "../late/late.h"
 #include "cases.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,10 +15,10 @@
 static void check(void **state)
 {
     const char *sanitizer = getenv("DP_SANITIZER");
-    for (int threads = 1; threads <= (sanitizer && *sanitizer ? 1 : 2); threads++) {
-        dp_be_options o = {.threads = threads};
-        dp_case_check(dp_backend_cpu(), &o, *state);
-    }
+    int most = sanitizer && *sanitizer ? 1 : 2; /* OpenMP's runtime is not instrumented */
+    for (int threads = 1; threads <= most; threads++)
+        dp_case_check(dp_backend_cpu(), &(dp_be_options){.threads = threads}, *state);
+    dp_case_check(late_backend(&(late_options){.seed = 1, .delay_us = 20}), &(dp_be_options){.threads = 1}, *state);
 }
 
 /* A row for every op of the table in nn/ops: one that is added without a case is found here. */

@@ -72,6 +72,8 @@ check "run.dir is a file" 2 "Not a directory" cfg/mlp.ini run.dir=cfg/mlp.ini
 sed 's/lr = 0.1/lr = fast/; s/epochs = 2/epohcs = 2/' cfg/mlp.ini >cfg/two.ini
 check "two errors in a file" 2 "epohcs" cfg/two.ini
 is "both are shown" 'grep -q "two.ini:2" err && grep -q "fast" err'
+check "errors of file and command line together" 2 "epohcs" cfg/two.ini optimizer.momentun=1
+is "the command line's, too" 'grep -q "momentun.*did you mean optimizer.momentum" err'
 sed 's/^lr = .*//' cfg/mlp.ini >cfg/nolr.ini
 check "no learning rate" 2 "optimizer.lr" cfg/nolr.ini
 sed 's/out=classes/out=3/' cfg/mlp.ini >cfg/few.ini
@@ -114,7 +116,10 @@ check "eval" 0 "64 samples" cfg/mlp.ini --eval runs/mlp/last.safetensors
 check "eval of a state" 0 "64 samples" cfg/mlp.ini --eval runs/mlp/state-00000016.safetensors
 check "eval of no weights" 2 "cfg/mlp.ini" cfg/mlp.ini --eval cfg/mlp.ini
 check "eval of another model" 2 "fc2.weight is [4,16], wanted [5,16]" cfg/mlp.ini --eval runs/mlp/last.safetensors data.classes=5
-check "eval without a set" 2 "data.eval" cfg/mlp.ini --eval runs/mlp/last.safetensors data.eval=
+sed '/^eval = /d; s/input = 12/input = 2/; s/format = synthetic/format = csv\ntrain = t.csv/; /^samples\|^classes/d' cfg/mlp.ini >cfg/noeval.ini
+check "train without an evaluation set" 0 "epoch 1/1" cfg/noeval.ini run.dir=csv run.epochs=1
+check "eval without a set" 2 "There is no evaluation set" cfg/noeval.ini --eval csv/last.safetensors
+check "predict without a set" 2 "needs an evaluation set" cfg/noeval.ini run.init_from=csv/last.safetensors --predict x.csv
 check "predict" 0 "outputs of 64 samples" cfg/mlp.ini --eval runs/mlp/last.safetensors --predict p.csv
 is "one row a sample, after the header" '[ "$(wc -l <p.csv)" = 65 ] && head -1 p.csv | grep -q "^sample,largest,output0,output1,output2,output3$"'
 check "predict npy" 0 "outputs of 64 samples" cfg/mlp.ini run.init_from=runs/mlp/last.safetensors --predict p.npy
@@ -135,6 +140,10 @@ check "nothing to resume" 0 "holds no state yet" cfg/mlp.ini run.dir=fresh --res
 check "loss explodes" 3 "" cfg/mlp.ini run.dir=nan optimizer.lr=1e6 run.epochs=50 run.save_every=1
 step=$(grep '"type":"step"' nan/log.jsonl | tail -1 | sed 's/.*"step":\([0-9]*\),.*/\1/')
 is "the newest state is of the last good step" '[ -n "$step" ] && ls nan/state-* | tail -1 | grep -q "0$step.safetensors"'
+
+check "on_nan = warn goes on" 0 "epoch 2/2" cfg/mlp.ini run.dir=nanwarn optimizer.lr=1e6 run.on_nan=warn
+is "skipped updates are logged" 'grep -q "\"skipped\":1" nanwarn/log.jsonl && grep -q "\"type\":\"warn\"" nanwarn/log.jsonl'
+check "and such a state resumes" 0 "epoch 3/3" cfg/mlp.ini run.dir=nanwarn optimizer.lr=1e6 run.on_nan=warn run.epochs=3 --resume
 
 # ---- a disk that is full ----
 sed 's/out=16/out=2000/' cfg/mlp.ini >cfg/big.ini
@@ -169,6 +178,18 @@ sleep_for_step first
 check "second run in the same directory" 2 "process $pid (lock file $work/first/lock)" cfg/mlp.ini run.dir=first --resume
 kill -KILL $pid; wait $pid 2>/dev/null
 check "the lock of a killed run" 0 "epoch 1/1" cfg/mlp.ini run.dir=first run.overwrite=1 run.epochs=1
+
+# killed at any moment, saving all the time: the newest state loads, what the kill left is swept
+for delay in 0.05 0.11 0.17 0.23 0.29; do
+    "$dptrain" cfg/mlp.ini run.dir=killed run.steps=100000000 run.save_every="1 step" eval.every=0 --quiet --resume >/dev/null 2>&1 &
+    pid=$!
+    sleep $delay
+    kill -KILL $pid; wait $pid 2>/dev/null
+done
+touch killed/state-99999999.safetensors.tmp-1-0
+n=$(ls killed/state-*.safetensors 2>/dev/null | tail -1 | sed 's/.*-0*//; s/\..*//')
+check "resumes after kills" 0 "" cfg/mlp.ini run.dir=killed --resume run.steps=$((${n:-0} + 1))
+is "no temporaries stay" '! ls killed | grep -q tmp'
 
 { "$dptrain" cfg/mlp.ini run.dir=pipe; echo $? >code; } 2>err | head -1 >out
 for _ in $(seq 100); do [ -s code ] && break; sleep 0.05; done

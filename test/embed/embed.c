@@ -68,8 +68,10 @@ int main(void)
     double first = 0, last = 0;
     if (x && y) make_data(x, y);
     dp_status status = x && y ? train(x, y, &first, &last, weights, &err) : DP_ENOMEM;
-    if (status) fprintf(stderr, "%s: %s\n", dp_status_name(status), err.text);
-    else printf("loss %.3f, then %.3f\n", first, last);
+    if (status)
+        fprintf(stderr, "%s: %s\n", dp_status_name(status), err.text);
+    else
+        printf("loss %.3f, then %.3f\n", first, last);
     free(x);
     free(y);
     return status || !(last < 0.5 * first);

@@ -4,7 +4,8 @@
 
 enum { SAMPLES = 90, INPUTS = 8, CLASSES = 3, DEVICES = 2, STEPS = 40 };
 
-static dp_status steps(dp_group *dev, dp_model *master, dp_model **replica, const float *x, const int32_t *y, double *loss, dp_error *err)
+static dp_status steps(dp_group *dev, dp_model *master, dp_model **replica, const float *x, const int32_t *y, double *loss,
+                       dp_error *err)
 {
     dp_array *xs[DEVICES] = {NULL}, *ys[DEVICES] = {NULL}, *outs[DEVICES] = {NULL};
     float logits[SAMPLES * CLASSES];
@@ -62,10 +63,13 @@ int main(void)
     dp_error err = {0};
     for (int i = 0; i < SAMPLES; i++) {
         y[i] = i % CLASSES;
-        for (int k = 0; k < INPUTS; k++) x[i * INPUTS + k] = (float)((i * 7 + k * 13) % 11) / 11.0f + (k % CLASSES == y[i] ? 1.0f : 0.0f);
+        for (int k = 0; k < INPUTS; k++)
+            x[i * INPUTS + k] = (float)((i * 7 + k * 13) % 11) / 11.0f + (k % CLASSES == y[i] ? 1.0f : 0.0f);
     }
     dp_status status = run(x, y, loss, &err);
-    if (status) fprintf(stderr, "%s: %s\n", dp_status_name(status), err.text);
-    else printf("loss %.3f, then %.3f\n", loss[0], loss[1]);
+    if (status)
+        fprintf(stderr, "%s: %s\n", dp_status_name(status), err.text);
+    else
+        printf("loss %.3f, then %.3f\n", loss[0], loss[1]);
     return status || !(loss[1] < 0.5 * loss[0]);
 }

@@ -2,6 +2,7 @@
 #include "engine_rig.h"
 #include <dirent.h>
 #include <math.h>
+#include <unistd.h>
 
 const rig_net rig_mlp = {"mlp", "[model]\ninput = 12\nfc1 = linear out=16 | relu\nfc2 = linear out=4\n", 0, 12, 1, 4, 0};
 const rig_net rig_flat = {"flat", "[model]\ninput = 12\nfc1 = linear out=16 | tanh\nfc2 = linear out=10\n", 0, 12, 1, 10, 1};
@@ -209,6 +210,21 @@ int rig_threads(void)
     for (struct dirent *f; (f = readdir(d));) n += f->d_name[0] != '.';
     closedir(d);
     return n;
+}
+
+int rig_threads_back(int n)
+{
+    for (int i = 0; i < 2000 && rig_threads() != n; i++) usleep(1000);
+    return rig_threads() == n;
+}
+
+int rig_warm_up(void **state)
+{
+    rig r;
+    (void)state;
+    rig_open(&r, &rig_mlp, dp_backend_cpu(), 2, 0, "");
+    rig_close(&r);
+    return 0;
 }
 
 int rig_full(void)

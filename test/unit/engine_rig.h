@@ -53,7 +53,9 @@ void rig_same_bytes(const void *a, const void *b, size_t bytes, const char *what
 double rig_distance(const float *a, const float *b, int64_t n); /* norm of the difference over norm of b */
 /* Largest of it over the tensors (parameters only with gradients = 1). */
 double rig_tensor_distance(rig *r, const float *a, const float *b, int gradients);
-int rig_threads(void); /* of this process */
+int rig_threads(void);      /* of this process */
+int rig_threads_back(int n); /* 1 when there are n again; a thread that was joined may be listed for a moment */
+int rig_warm_up(void **state); /* group setup: what libraries and sanitizers start with the first engine */
 int rig_full(void);    /* DP_SCALE = full */
 
 #define ON(test) {#test " (cpu)", test, NULL, NULL, (void *)(uintptr_t) "cpu"}, {#test " (late)", test, NULL, NULL, (void *)(uintptr_t) "late"}

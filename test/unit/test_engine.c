@@ -324,6 +324,7 @@ static void wrong_batches_are_refused(void **state)
     assert_int_equal(dp_engine_submit(r.e, &good, &err), DP_OK);
     REFUSED(dp_engine_submit(r.e, &good, &err), DP_EARGUMENT, "Two batches are in flight");
     REFUSED(dp_engine_step(r.e, &good, &result, &err), DP_EARGUMENT, "in flight");
+    REFUSED(dp_engine_put(r.e, "fc2.bias", out, 4, &err), DP_EARGUMENT, "in flight"); /* devices may be reading it */
     assert_int_equal(dp_engine_wait(r.e, &result, &err), DP_OK);
     assert_int_equal(dp_engine_wait(r.e, &result, &err), DP_OK);
 
@@ -364,7 +365,7 @@ static void wrong_settings_are_refused(void **state)
         assert_null(r.e);
         rig_close(&r);
     }
-    assert_int_equal(rig_threads(), threads);
+    assert_true(rig_threads_back(threads));
 }
 
 /* P31, P32: a batchnorm on 1 x 1 maps. */
@@ -557,7 +558,7 @@ static void a_second_epoch_makes_nothing(void **state)
             for (int d = 0; d < 4; d++) after_first[d] = things_made(&r, d);
             int threads = rig_threads();
             for (int again = 0; again < 3; again++) epoch(&r, &data, i ? 2 : 1);
-            assert_int_equal(rig_threads(), threads);
+            assert_true(rig_threads_back(threads));
             assert_int_equal(after_first[0].allocations, allocations);
             for (int d = 0; d < 4; d++) {
                 made now = things_made(&r, d);
@@ -621,5 +622,5 @@ int main(void)
         ON(a_second_epoch_makes_nothing),
         ON(two_engines_do_not_disturb_each_other),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, rig_warm_up, NULL);
 }

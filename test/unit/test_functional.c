@@ -455,6 +455,57 @@ static void a_full_device_is_named(void **state)
     rig_data_free(&data);
 }
 
+static void a_failing_device_is_named(void **state)
+{
+    static const struct {
+        late_kind kind;
+        int device, nth;
+        const char *phase;
+    } cases[] = {{LATE_COPY, 1, 1, "replicate"}, {LATE_COPY, 1, 2, "scatter"},      {LATE_FORWARD, 1, 2, "forward"},
+                 {LATE_LOSS, 1, 1, "loss"},      {LATE_BACKWARD, 1, 1, "backward"}, {LATE_SUM, 0, 1, "reduce"},
+                 {LATE_NORM, 0, 1, "update"}};
+    rig_data data = rig_data_new(&rig_mlp, 8, 16);
+    dp_batch batch = unnamed(&data, 0, 8);
+    dp_error err;
+    dp_result sum;
+    float f[4];
+    (void)state;
+    for (int i = 0; i < 14; i++) {
+        const dp_backend *b = late_backend(&(late_options){.seed = 2, .delay_us = 200});
+        int k = i / 2, at_once = i % 2;
+        loop l;
+        loop_open(&l, &rig_mlp, b, 2, 0, "");
+        assert_int_equal(loop_step(&l, &batch, NULL, &sum, &err), DP_OK);
+        late_arm(&(late_fault){cases[k].kind, cases[k].device, cases[k].nth, DP_EDEVICE, at_once, 0});
+        assert_int_equal(loop_step(&l, &batch, NULL, &sum, &err), DP_EDEVICE);
+        assert_int_equal(err.device, cases[k].device);
+        if (at_once) assert_string_equal(err.phase_name, cases[k].phase);
+        assert_int_equal(dp_model_get(l.master, "fc2.bias", f, 4, &err), DP_EDEVICE); /* the same failure again */
+        assert_int_equal(err.device, cases[k].device);
+        loop_close(&l);
+    }
+    rig_data_free(&data);
+}
+
+static void a_hanging_device_is_named(void **state)
+{
+    const dp_backend *b = late_backend(&(late_options){.seed = 3});
+    rig_data data = rig_data_new(&rig_mlp, 8, 17);
+    dp_batch batch = unnamed(&data, 0, 8);
+    dp_error err;
+    dp_result sum;
+    loop l;
+    (void)state;
+    loop_open(&l, &rig_mlp, b, 2, 0, "devices.timeout_s=0.5");
+    assert_int_equal(loop_step(&l, &batch, NULL, &sum, &err), DP_OK);
+    late_arm(&(late_fault){LATE_FORWARD, 1, 1, DP_OK, 0, 1});
+    assert_int_equal(loop_step(&l, &batch, NULL, &sum, &err), DP_ETIMEOUT);
+    assert_int_equal(err.device, 1);
+    late_release();
+    loop_close(&l);
+    rig_data_free(&data);
+}
+
 static void a_master_may_be_closed_first(void **state)
 {
     dp_error err;
@@ -487,6 +538,8 @@ int main(void)
         ON(a_wrong_label_names_its_row_and_harms_nothing),
         ON(no_target_or_no_number_changes_nothing),
         ON(a_full_device_is_named),
+        cmocka_unit_test(a_failing_device_is_named),
+        cmocka_unit_test(a_hanging_device_is_named),
         ON(a_master_may_be_closed_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -225,8 +225,8 @@ static void states_sort_by_number(void **state)
     int n;
     dp_error err;
     mkdir("s", 0777);
-    const char *names[] = {"s/state-9.safetensors",      "s/state-00010000.safetensors", "s/state-123456789.safetensors",
-                           "s/state-x.safetensors",      "s/state-00000007.txt",         "s/state-.safetensors",
+    const char *names[] = {"s/state-9.safetensors",       "s/state-00010000.safetensors", "s/state-123456789.safetensors",
+                           "s/state-x.safetensors",       "s/state-00000007.txt",         "s/state-.safetensors",
                            "s/state-00000011.safetensors"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) put(names[i], "");
     assert_int_equal(dp_rundir_states("s", &steps, &n, &err), DP_OK);
@@ -255,9 +255,11 @@ static void the_log_has_whole_lines_only(void **state)
     dp_line_number(&l.line, "lr", 0.1);
     assert_int_equal(dp_log_write(&l, &err), DP_OK);
     dp_log_close(&l);
-    assert_string_equal(get("log.jsonl"), "{\"type\":\"step\"}\n"
-                                          "{\"type\":\"warn\",\"text\":\"a \\\"b\\\" \\\\ \\u000a\\u0001\",\"third\":0.3333333333333333,\"nan\":null,"
-                                          "\"list\":[-1,9007199254740993],\"lr\":0.1}\n");
+    assert_string_equal(
+        get("log.jsonl"),
+        "{\"type\":\"step\"}\n"
+        "{\"type\":\"warn\",\"text\":\"a \\\"b\\\" \\\\ \\u000a\\u0001\",\"third\":0.3333333333333333,\"nan\":null,"
+        "\"list\":[-1,9007199254740993],\"lr\":0.1}\n");
     assert_int_equal(dp_log_open(&l, "log.jsonl", 0, &err), DP_OK);
     dp_log_close(&l);
     assert_string_equal(get("log.jsonl"), "");

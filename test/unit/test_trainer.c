@@ -15,8 +15,10 @@ static int on_event(void *user, const dp_event *ev)
     watch *w = user;
     w->n[ev->kind]++;
     if (ev->kind == DP_EVENT_STEP) {
-        if (!w->first_step) w->first_step = ev->step;
-        else if (ev->step != w->last_step + 1) w->order_bad = 1;
+        if (!w->first_step)
+            w->first_step = ev->step;
+        else if (ev->step != w->last_step + 1)
+            w->order_bad = 1;
         w->last_step = ev->step;
         if (ev->step < 64) w->lr[ev->step] = ev->result->lr;
         w->step_loss_sum += ev->result->loss_sum, w->step_targets += ev->result->targets;
@@ -101,7 +103,8 @@ static void resume_adamw_at_an_epoch_end_with_evaluation(void **state)
 static void resume_with_accumulation(void **state)
 {
     (void)state;
-    const char *x[] = {"optimizer.kind=sgd", "optimizer.momentum=0.9", "data.accumulate=2", "run.save_every=3 steps", "run.keep=1", NULL};
+    const char *x[] = {
+        "optimizer.kind=sgd", "optimizer.momentum=0.9", "data.accumulate=2", "run.save_every=3 steps", "run.keep=1", NULL};
     resumed_equals_straight(x, 6); /* 7 batches: 4 windows an epoch, the last of one batch */
 }
 
@@ -110,7 +113,8 @@ static void ten_and_ten_steps_are_twenty(void **state)
     (void)state;
     const char *a[] = {"run.dir=a", "run.steps=20", "schedule.kind=constant", "optimizer.momentum=0.9", NULL};
     const char *b[] = {"run.dir=b", "run.steps=10", "schedule.kind=constant", "optimizer.momentum=0.9", NULL};
-    const char *r[] = {"run.dir=b", "run.steps=20", "schedule.kind=constant", "optimizer.momentum=0.9", "run.resume=auto", NULL};
+    const char *r[] = {"run.dir=b", "run.steps=20", "schedule.kind=constant", "optimizer.momentum=0.9", "run.resume=auto",
+                       NULL};
     watch w[3] = {{0}};
     dp_error err;
     assert_int_equal(train(a, &w[0], &err), DP_OK);
@@ -180,7 +184,8 @@ static void refusals(void **state)
         if (!strstr(err.text, row[i].text)) fail_msg("row %d: %s", (int)i, err.text);
     }
     assert_true(access("new", F_OK)); /* nothing was made */
-    const char *init[] = {"run.dir=from", "run.steps=1", "run.init_from=r/state-00000003.safetensors", NULL}; /* a state serves as weights */
+    const char *init[] = {"run.dir=from", "run.steps=1", "run.init_from=r/state-00000003.safetensors",
+                          NULL}; /* a state serves as weights */
     assert_int_equal(train(init, &w, &err), DP_OK);
 }
 
