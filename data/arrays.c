@@ -123,8 +123,10 @@ dp_status dp_data_custom(dp_data **d, const dp_data_source *s, dp_error *err)
     u->base.fetch = custom_fetch;
     u->fetch = s->fetch, u->user = s->user;
     dp_status status = dp_set_finish(&u->base, err);
-    if (status) dp_data_close(&u->base);
-    else *d = &u->base;
+    if (status)
+        dp_data_close(&u->base);
+    else
+        *d = &u->base;
     return status;
 }
 

@@ -43,8 +43,10 @@ static int next_field(const table *t, const char **p, field *f)
         const char *start = ++s;
         for (; s < end && *s != '\n' && *s != '\r'; s++) {
             if (*s != '"') continue;
-            if (s + 1 < end && s[1] == '"') s++;
-            else break;
+            if (s + 1 < end && s[1] == '"')
+                s++;
+            else
+                break;
         }
         if (s == end || *s != '"') return UNCLOSED;
         f->text = start, f->size = (size_t)(s - start);

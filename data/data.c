@@ -177,8 +177,10 @@ dp_status dp_set_part(const dp_set_request *q, int64_t n, const char *what, int6
         return dp_fail(err, DP_EDATA, "data.eval = last %g%%: of %lld %s this leaves one of the two sets empty", q->last,
                        (long long)n, what);
     }
-    if (q->train) *count = cut;
-    else *first = cut, *count = n - cut;
+    if (q->train)
+        *count = cut;
+    else
+        *first = cut, *count = n - cut;
     return DP_OK;
 }
 

@@ -16,8 +16,8 @@ typedef struct dp_data_info {
     dp_dtype x_dtype;
     dp_layout x_layout;
     dp_dtype y_dtype;
-    int64_t y_width;  /* targets per sample: 1; T for tokens */
-    int64_t classes;  /* label range 0..classes-1; vocabulary for tokens; 0: targets are numbers (mse) */
+    int64_t y_width; /* targets per sample: 1; T for tokens */
+    int64_t classes; /* label range 0..classes-1; vocabulary for tokens; 0: targets are numbers (mse) */
     int32_t reserved[16];
 } dp_data_info;
 

@@ -186,8 +186,10 @@ dp_status dp_set_open_idx(dp_data **d, const dp_set_request *q, dp_error *err)
         return dp_fail(err, DP_ECONFIG, "%s: idx files hold class numbers, loss.kind = mse wants numbers",
                        dp_config_where(q->c, "loss.kind", where, sizeof where));
     }
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) s = find_files(&images, &labels, path, q->test_files, err);
-    else s = split_pair(&images, &labels, q->c, q->key, err);
+    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+        s = find_files(&images, &labels, path, q->test_files, err);
+    else
+        s = split_pair(&images, &labels, q->c, q->key, err);
     if (!s) s = read_idx(&images, RANK_IMAGES, err);
     if (!s) s = read_idx(&labels, RANK_LABELS, err);
     if (!s) s = make_set(d, q, &images, &labels, err);

@@ -442,8 +442,10 @@ static int stop_workers(dp_loader *l)
     int all = l->running == 0;
     for (int i = 0; l->workers && i < l->o.workers; i++) {
         worker *w = &l->workers[i];
-        if (w->started && !w->done) pthread_detach(w->thread);
-        else if (w->started) w->started = 2; /* to be joined, below */
+        if (w->started && !w->done)
+            pthread_detach(w->thread);
+        else if (w->started)
+            w->started = 2; /* to be joined, below */
     }
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; l->workers && i < l->o.workers; i++) {
@@ -460,8 +462,10 @@ void dp_loader_close(dp_loader *l)
     for (int i = 0; l->slots && i < l->o.prefetch; i++) {
         slot *s = &l->slots[i];
         if (!s->memory || s->state == FILLING) continue; /* a thread left behind may still write there */
-        if (l->m.alloc) l->m.release(l->m.user, s->memory, l->slot_bytes);
-        else free(s->memory);
+        if (l->m.alloc)
+            l->m.release(l->m.user, s->memory, l->slot_bytes);
+        else
+            free(s->memory);
         s->memory = NULL;
     }
     l->abandoned = !all;

@@ -13,14 +13,14 @@ typedef struct dp_slot_memory { /* where slots live: the engine gives pinned mem
 } dp_slot_memory;
 typedef struct dp_loader_options {
     int64_t batch_size;
-    int accumulate;  /* last_of_window after this many batches and at an epoch's end */
-    int shuffle;     /* order of an epoch = permutation keyed by (seed, epoch) */
+    int accumulate; /* last_of_window after this many batches and at an epoch's end */
+    int shuffle;    /* order of an epoch = permutation keyed by (seed, epoch) */
     int drop_last;
     int merge_small; /* a last batch smaller than this is joined to the one before (small_batch = merge); 0: off */
     int drop_small;  /* a last batch smaller than this is left out (small_batch = drop), counted; 0: off */
     uint64_t seed;
-    int workers;     /* threads; 0 = the caller's own thread fills in dp_loader_next */
-    int prefetch;    /* slots */
+    int workers;  /* threads; 0 = the caller's own thread fills in dp_loader_next */
+    int prefetch; /* slots */
     double timeout_s;
 } dp_loader_options;
 dp_status dp_loader_open(dp_loader **l, dp_data *d, const dp_loader_options *o, const dp_slot_memory *m, dp_error *err);

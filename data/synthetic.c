@@ -8,7 +8,11 @@
 #include <string.h>
 
 enum { PURPOSE_LABEL = 0x6c61, PURPOSE_NOISE = 0x6e6f, PURPOSE_PATTERN = 0x7061 };
-enum { BLOCK = 16 /* bytes of one draw */, DEFAULT_CLASSES = 10, DEFAULT_VOCAB = 65 }; /* as many as the usual character set of plays */
+enum {
+    BLOCK = 16 /* bytes of one draw */,
+    DEFAULT_CLASSES = 10,
+    DEFAULT_VOCAB = 65
+}; /* as many as the usual character set of plays */
 
 typedef struct synthetic {
     dp_data base;
@@ -48,8 +52,10 @@ static dp_status picture_fetch(const dp_data *d, int64_t index, void *x, void *y
             for (int64_t k = 0; k < m; k++) ((float *)x)[i + k] = ((float)v[k] - 127.5f) / 64.0f;
         }
     }
-    if (d->info.classes > 0) *(int32_t *)y = (int32_t)label;
-    else *(float *)y = (float)label / (float)s->classes;
+    if (d->info.classes > 0)
+        *(int32_t *)y = (int32_t)label;
+    else
+        *(float *)y = (float)label / (float)s->classes;
     return DP_OK;
 }
 
@@ -63,8 +69,10 @@ static dp_status tokens_fetch(const dp_data *d, int64_t index, void *x, void *y,
     (void)err;
     for (int64_t i = 0; i < n; i++) {
         ((int32_t *)x)[i] = (int32_t)token;
-        if (i % 4 == 3) token = random_below(s, PURPOSE_NOISE, sample, (uint32_t)(1 + i / 4), vocab);
-        else token = (uint32_t)(((uint64_t)token * 5 + 7) % (uint64_t)vocab);
+        if (i % 4 == 3)
+            token = random_below(s, PURPOSE_NOISE, sample, (uint32_t)(1 + i / 4), vocab);
+        else
+            token = (uint32_t)(((uint64_t)token * 5 + 7) % (uint64_t)vocab);
         ((int32_t *)y)[i] = (int32_t)token;
     }
     return DP_OK;
@@ -96,7 +104,9 @@ dp_status dp_set_open_synthetic(dp_data **d, const dp_set_request *q, dp_error *
     }
     s->seed = (uint64_t)dp_config_int(q->c, "run.seed");
     s->first = (uint64_t)first;
-    s->classes = dp_config_is_set(q->c, "data.classes") ? dp_config_int(q->c, "data.classes") : in.tokens ? DEFAULT_VOCAB : DEFAULT_CLASSES;
+    s->classes = dp_config_is_set(q->c, "data.classes") ? dp_config_int(q->c, "data.classes")
+                 : in.tokens                            ? DEFAULT_VOCAB
+                                                        : DEFAULT_CLASSES;
     f->samples = count;
     f->x_rank = in.rank;
     memcpy(f->x_shape, in.shape, sizeof f->x_shape);

@@ -37,27 +37,27 @@ DP_API const char *dp_phase_name(int phase); /* "data_wait", ... */
 
 /* What a step gave. Sums, so that results add up: the mean loss of several is sum of loss_sum / sum of targets. */
 typedef struct dp_result {
-    int64_t step;      /* training batches submitted before this one's window closed; see optimizer_steps */
+    int64_t step; /* training batches submitted before this one's window closed; see optimizer_steps */
     int64_t samples, targets, correct;
     double loss_sum;
-    double grad_norm;  /* of the window's mean gradient before clipping; 0 when no update closed with this batch */
+    double grad_norm; /* of the window's mean gradient before clipping; 0 when no update closed with this batch */
     double lr;
-    double seconds;    /* from the step's begin on the first worker to its end on the last */
-    double data_wait;  /* seconds: filled by the trainer */
-    int64_t updates;   /* optimizer steps taken since the engine's state began */
-    int64_t skipped;   /* 1: the update was skipped (not finite under on_nan = warn, or no target counted) */
-    int64_t dropped;   /* samples left out of this batch by small_batch = drop */
+    double seconds;   /* from the step's begin on the first worker to its end on the last */
+    double data_wait; /* seconds: filled by the trainer */
+    int64_t updates;  /* optimizer steps taken since the engine's state began */
+    int64_t skipped;  /* 1: the update was skipped (not finite under on_nan = warn, or no target counted) */
+    int64_t dropped;  /* samples left out of this batch by small_batch = drop */
     int64_t reserved[4];
 } dp_result; /* 128 bytes for ever */
 
 typedef struct dp_device_stats { /* since open */
     char name[32];
-    double busy, wait;  /* seconds */
-    int64_t live[16], peak[16]; /* bytes by DP_MEM_ class */
-    int64_t bytes_in, bytes_out;           /* between devices */
-    int64_t host_in, host_out;             /* between host and this device */
-    int64_t created;   /* kernels' primitives, streams, events made so far: constant once every row count has been seen */
-    double phase[16];  /* seconds by DP_PHASE_ */
+    double busy, wait;           /* seconds */
+    int64_t live[16], peak[16];  /* bytes by DP_MEM_ class */
+    int64_t bytes_in, bytes_out; /* between devices */
+    int64_t host_in, host_out;   /* between host and this device */
+    int64_t created;  /* kernels' primitives, streams, events made so far: constant once every row count has been seen */
+    double phase[16]; /* seconds by DP_PHASE_ */
     int64_t reserved[8];
 } dp_device_stats;
 
@@ -95,8 +95,8 @@ typedef struct dp_trainer dp_trainer;
 enum { DP_EVENT_START, DP_EVENT_STEP, DP_EVENT_EPOCH, DP_EVENT_EVAL, DP_EVENT_SAVE, DP_EVENT_END };
 typedef struct dp_event {
     int32_t kind, reserved0;
-    int64_t step, steps;   /* optimizer steps done, and of the whole run */
-    int64_t epoch, epochs; /* epoch counts from 1 */
+    int64_t step, steps;     /* optimizer steps done, and of the whole run */
+    int64_t epoch, epochs;   /* epoch counts from 1 */
     int64_t batch, batches;  /* of this epoch */
     const dp_result *result; /* STEP: of this step; EPOCH: training sums of the epoch; EVAL: evaluation sums; else NULL */
     const char *text;        /* START: what runs; SAVE: the path; END: the reason; else "" */
@@ -112,7 +112,7 @@ DP_API void dp_trainer_stop(dp_trainer *t); /* from any thread or signal handler
 DP_API dp_engine *dp_trainer_engine(dp_trainer *t);
 DP_API const dp_graph *dp_trainer_graph(const dp_trainer *t);
 DP_API dp_status dp_trainer_eval(dp_trainer *t, dp_result *r, dp_error *err); /* over the evaluation set, now */
-DP_API const char *dp_trainer_dir(const dp_trainer *t); /* the run directory */
+DP_API const char *dp_trainer_dir(const dp_trainer *t);                       /* the run directory */
 DP_API dp_status dp_trainer_close(dp_trainer *t, dp_error *err);
 
 /* ---- the parts: each call runs one phase on every worker and returns when all are done ----
@@ -128,7 +128,8 @@ DP_API int dp_group_size(const dp_group *g);
 DP_API dp_status dp_group_run(dp_group *g, int (*fn)(void *user, int device), void *user, dp_error *err);
 DP_API dp_status dp_group_close(dp_group *g, dp_error *err);
 /* A model on one device for up to max_rows rows at a time; seeded start from c (run.seed). net must outlive it. */
-DP_API dp_status dp_model_open(dp_model **m, dp_group *g, int device, const dp_graph *net, const dp_config *c, int64_t max_rows, dp_error *err);
+DP_API dp_status dp_model_open(dp_model **m, dp_group *g, int device, const dp_graph *net, const dp_config *c, int64_t max_rows,
+                               dp_error *err);
 /* Optimizer step from the gradient sums: divides by divide_by (targets of the whole batch), clips, steps. Settings: model_open's c. */
 DP_API dp_status dp_model_update(dp_model *m, double lr, double divide_by, dp_error *err);
 DP_API dp_status dp_model_get(dp_model *m, const char *tensor, float *dst, int64_t count, dp_error *err); /* PyTorch's order */

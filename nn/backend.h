@@ -24,8 +24,8 @@ typedef struct dp_run {
     uint64_t param_version; /* derived copies of weights are remade when it changes; 0 never occurs */
     double inv_count;       /* 1 / targets of the whole window; 0: nothing counted, the update is skipped */
     double lr;
-    int32_t train;          /* dropout draws, batchnorm uses the leaf's statistics */
-    int32_t update_stats;   /* batchnorm writes new running statistics (leaf 0 under bn_stats = primary) */
+    int32_t train;        /* dropout draws, batchnorm uses the leaf's statistics */
+    int32_t update_stats; /* batchnorm writes new running statistics (leaf 0 under bn_stats = primary) */
 } dp_run;
 
 /* A head op and the pointwise followers that run in the same kernel. Inputs of a kernel: the head's inputs, then for each
@@ -39,13 +39,13 @@ typedef struct dp_chain {
 
 /* What a kernel needs for `capacity` rows, and what its backward reads: liveness follows from it. */
 typedef struct dp_need {
-    size_t saved;     /* bytes kept from forward to backward of the same leaf */
-    size_t workspace; /* bytes, scratch inside one call; shared by all kernels of the plan */
-    size_t derived;   /* bytes of derived weights, kept between steps */
+    size_t saved;                /* bytes kept from forward to backward of the same leaf */
+    size_t workspace;            /* bytes, scratch inside one call; shared by all kernels of the plan */
+    size_t derived;              /* bytes of derived weights, kept between steps */
     uint8_t reads_in[DP_MAX_IN]; /* backward reads input k */
     uint8_t reads_out;           /* backward reads the output */
-    uint8_t in_place;  /* forward may run with out == in[0] (then backward must not read in[0]) */
-    uint8_t passes[DP_MAX_IN]; /* backward accepts d_in[k] == d_out, same buffer */
+    uint8_t in_place;            /* forward may run with out == in[0] (then backward must not read in[0]) */
+    uint8_t passes[DP_MAX_IN];   /* backward accepts d_in[k] == d_out, same buffer */
 } dp_need;
 
 /* Everything a kernel may touch, all on its device. The struct is read at call time; the memory when the work runs.
@@ -111,14 +111,15 @@ typedef struct dp_backend {
     size_t alignment; /* of tensors, bytes */
 
     /* -- devices -- */
-    int (*enumerate)(int i, dp_device_info *info); /* 0 past the last; opens nothing */
+    int (*enumerate)(int i, dp_device_info *info);                              /* 0 past the last; opens nothing */
     dp_status (*open)(dp_be_device **d, const dp_be_options *o, dp_error *err); /* on the worker's thread; binds it */
     void (*close)(dp_be_device *d);
     /* -- memory: at open and close time only -- */
-    dp_status (*alloc)(dp_be_device *d, int mem_class, size_t bytes, const char *what, void **p, dp_error *err); /* not zeroed */
+    dp_status (*alloc)(dp_be_device *d, int mem_class, size_t bytes, const char *what, void **p,
+                       dp_error *err);                                   /* not zeroed */
     void (*free)(dp_be_device *d, int mem_class, void *p, size_t bytes); /* NULL ok */
-    const dp_memory *(*memory)(const dp_be_device *d); /* counters, readable from any thread */
-    dp_status (*alloc_pinned)(size_t bytes, void **p, dp_error *err); /* host memory that copies read fast; any thread */
+    const dp_memory *(*memory)(const dp_be_device *d);                   /* counters, readable from any thread */
+    dp_status (*alloc_pinned)(size_t bytes, void **p, dp_error *err);    /* host memory that copies read fast; any thread */
     void (*free_pinned)(void *p, size_t bytes);
     /* -- order -- */
     dp_status (*stream_open)(dp_be_device *d, int priority, dp_be_stream **s, dp_error *err);
@@ -127,9 +128,10 @@ typedef struct dp_backend {
     void (*event_close)(dp_be_event *e);
     dp_status (*record)(dp_be_stream *s, dp_be_event *e);
     dp_status (*wait)(dp_be_stream *s, dp_be_event *e); /* of any device; only after a host flag said that it was recorded */
-    int (*done)(dp_be_event *e);                        /* host: 1 = passed, 0 = not yet, < 0 = the device failed (a dp_status, negated) */
+    int (*done)(dp_be_event *e); /* host: 1 = passed, 0 = not yet, < 0 = the device failed (a dp_status, negated) */
     /* -- moving -- */
-    dp_status (*copy)(dp_be_stream *s, void *dst, const void *src, size_t bytes); /* host and device, device and readable peer */
+    dp_status (*copy)(dp_be_stream *s, void *dst, const void *src,
+                      size_t bytes); /* host and device, device and readable peer */
     dp_status (*fill)(dp_be_stream *s, void *dst, int byte, size_t bytes);
     int (*reads_peer)(const dp_be_device *d, const dp_be_device *peer); /* 0: the group stages through pinned memory */
     /* Raw rows as they came from the host to the input node's tensor: f32 (value / 255 for u8, then (v - mean[c]) * inv_std[c]),
@@ -138,22 +140,29 @@ typedef struct dp_backend {
                          dp_layout src_layout, const int64_t shape[3], const float *mean, const float *inv_std);
     /* -- kernels -- */
     int (*fuses)(const dp_chain *chain, const dp_node *next); /* 1: next (a pointwise op) may join the chain */
-    dp_status (*kernel_open)(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, dp_kernel **k, dp_error *err);
-    dp_status (*kernel_prepare)(dp_kernel *k, int64_t rows, dp_error *err); /* first use of a row count; a known one creates nothing */
+    dp_status (*kernel_open)(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, dp_kernel **k,
+                             dp_error *err);
+    dp_status (*kernel_prepare)(dp_kernel *k, int64_t rows,
+                                dp_error *err); /* first use of a row count; a known one creates nothing */
     dp_status (*forward)(dp_kernel *k, dp_be_stream *s, const dp_run *run, const dp_run *run_device, const dp_io *io);
     dp_status (*backward)(dp_kernel *k, dp_be_stream *s, const dp_run *run, const dp_run *run_device, const dp_io *io);
     void (*kernel_close)(dp_kernel *k);
     /* Sums over `rows` predictions x groups, and with d_logits not NULL their gradient (of the SUM; zero where ignored or bad). */
-    dp_status (*loss)(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets, dp_dtype target_type,
-                      float *d_logits, dp_loss_sums *sums);
+    dp_status (*loss)(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets,
+                      dp_dtype target_type, float *d_logits, dp_loss_sums *sums);
     /* -- flat arrays; counts are multiples of 16 -- */
-    dp_status (*sum)(dp_be_stream *s, float *dst, const float *const *src, int n, int64_t count); /* halving tree over index, NULL = skipped; dst may be one of src; src array read at call time */
-    dp_status (*sumsq)(dp_be_stream *s, const float *x, int64_t count, double *chunk_sums); /* one per DP_CHUNK elements, in double, 8 lanes folded in fixed order */
-    dp_status (*norm)(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o, dp_verdict *v); /* chunks added in order */
+    dp_status (*sum)(
+        dp_be_stream *s, float *dst, const float *const *src, int n,
+        int64_t count); /* halving tree over index, NULL = skipped; dst may be one of src; src array read at call time */
+    dp_status (*sumsq)(dp_be_stream *s, const float *x, int64_t count,
+                       double *chunk_sums); /* one per DP_CHUNK elements, in double, 8 lanes folded in fixed order */
+    dp_status (*norm)(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o,
+                      dp_verdict *v); /* chunks added in order */
     /* Optimizer over ranges that lie in [first, first + count) of the flat arrays; p, g, m, v point at element `first`. m, v NULL
      * where the kind has none. Rules are PyTorch's, see nn/optim.h. ranges: host memory, lives as long as the engine. */
-    dp_status (*update)(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first, int64_t count,
-                        float *p, const float *g, float *m, float *v, const dp_run *run_device, const dp_verdict *verdict);
+    dp_status (*update)(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first,
+                        int64_t count, float *p, const float *g, float *m, float *v, const dp_run *run_device,
+                        const dp_verdict *verdict);
     /* Things created since open (kernels' primitives, threads, streams, events): tests see that a second epoch creates none. */
     int64_t (*created)(const dp_be_device *d);
 } dp_backend;

@@ -36,8 +36,8 @@ typedef enum dp_op_kind {
  * infer (stride of a pool = its kernel). `out` and friends are whole numbers; double holds them exactly. */
 enum { DP_CONV_OUT, DP_CONV_KERNEL, DP_CONV_STRIDE, DP_CONV_PAD, DP_CONV_DILATION, DP_CONV_GROUPS, DP_CONV_BIAS };
 enum { DP_LINEAR_OUT, DP_LINEAR_BIAS };
-enum { DP_NORM_EPS, DP_NORM_MOMENTUM }; /* batchnorm2d both; layernorm eps */
-enum { DP_GELU_TANH };                  /* approximate: 0 none (erf), 1 tanh */
+enum { DP_NORM_EPS, DP_NORM_MOMENTUM };               /* batchnorm2d both; layernorm eps */
+enum { DP_GELU_TANH };                                /* approximate: 0 none (erf), 1 tanh */
 enum { DP_POOL_KERNEL, DP_POOL_STRIDE, DP_POOL_PAD }; /* avgpool counts padding, as PyTorch's default does */
 enum { DP_DROPOUT_P };
 enum { DP_EMBEDDING_VOCAB, DP_EMBEDDING_DIM };
@@ -60,7 +60,7 @@ typedef struct dp_op {
     dp_op_kind kind;
     const dp_option *options;
     int n_options;
-    int n_in;     /* 1; 2 = two or more (add, concat) */
+    int n_in;               /* 1; 2 = two or more (add, concat) */
     unsigned pointwise : 1; /* out[i] depends on in[i] of the same position only */
     unsigned draws : 1;     /* random numbers in training */
     /* Sets rank, shape, dtype, min_rows of the node from its inputs and options; adds tensors with dp_graph_add_tensor. */
@@ -82,9 +82,9 @@ struct dp_node {
     int first_tensor, n_tensors;
     uint32_t key; /* low half of dp_hash(name): stable under device count and resume */
     double opt[DP_MAX_OPTIONS];
-    int min_rows; /* 2 for a batchnorm on 1 x 1 maps in training, else 1 */
-    int live;     /* reaches the output */
-    int consumers; /* live nodes that read it (an input twice counts twice) */
+    int min_rows;      /* 2 for a batchnorm on 1 x 1 maps in training, else 1 */
+    int live;          /* reaches the output */
+    int consumers;     /* live nodes that read it (an input twice counts twice) */
     int to_file_order; /* flatten: 1 = transposes to C,H,W order, 0 = keeps memory order */
 };
 
@@ -92,9 +92,9 @@ struct dp_node {
 typedef enum dp_init {
     DP_INIT_ZERO,
     DP_INIT_ONE,
-    DP_INIT_KAIMING,  /* uniform +-1/sqrt(fan_in): PyTorch's conv and linear default (kaiming_uniform, a = sqrt 5), weight and bias */
-    DP_INIT_NORMAL,   /* N(0, 1): embedding */
-    DP_INIT_XAVIER    /* uniform +-sqrt(6 / (fan_in + fan_out)): MultiheadAttention's in_proj_weight */
+    DP_INIT_KAIMING, /* uniform +-1/sqrt(fan_in): PyTorch's conv and linear default (kaiming_uniform, a = sqrt 5), weight and bias */
+    DP_INIT_NORMAL, /* N(0, 1): embedding */
+    DP_INIT_XAVIER  /* uniform +-sqrt(6 / (fan_in + fan_out)): MultiheadAttention's in_proj_weight */
 } dp_init;
 struct dp_tensor {
     char name[DP_NAME]; /* "conv1.weight" */
@@ -102,10 +102,11 @@ struct dp_tensor {
     int64_t shape[4]; /* PyTorch's */
     int64_t count;
     int node;
-    int buffer;      /* 0 parameter, 1 float buffer, 2 num_batches_tracked (a float here, int64 scalar in files) */
+    int buffer; /* 0 parameter, 1 float buffer, 2 num_batches_tracked (a float here, int64 scalar in files) */
     dp_init init;
     double fan_in, fan_out;
-    int64_t flat_hwc[3]; /* linear behind a flatten that keeps memory order: columns are (h,w,c) here, (c,h,w) in files; h = 0: no */
+    int64_t flat_hwc
+        [3]; /* linear behind a flatten that keeps memory order: columns are (h,w,c) here, (c,h,w) in files; h = 0: no */
 };
 
 struct dp_graph {
@@ -113,13 +114,13 @@ struct dp_graph {
     int n_nodes;
     dp_tensor *tensor;
     int n_tensors;
-    int out;       /* node whose output goes into the loss: the last line */
+    int out; /* node whose output goes into the loss: the last line */
     int finished;
-    int min_rows;  /* largest of the live nodes */
+    int min_rows;                     /* largest of the live nodes */
     struct dp_graph_builder *builder; /* lines, symbols, first error; gone after finish */
 };
 /* For infer: tensor `suffix` of the node ("weight" -> "conv1.weight"); shape as PyTorch's. */
-dp_status dp_graph_add_tensor(dp_graph *g, dp_node *n, const char *suffix, int rank, const int64_t *shape, int buffer, dp_init init,
-                              double fan_in, double fan_out, dp_error *err);
+dp_status dp_graph_add_tensor(dp_graph *g, dp_node *n, const char *suffix, int rank, const int64_t *shape, int buffer,
+                              dp_init init, double fan_in, double fan_out, dp_error *err);
 int dp_graph_find_tensor(const dp_graph *g, const char *name); /* -1: none */
 #endif

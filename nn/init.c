@@ -27,6 +27,23 @@ void dp_tensor_to_file(const dp_tensor *t, const float *memory, float *file)
             for (int64_t p = 0; p < o.points; p++) *file++ = memory[p * o.channels + c];
 }
 
+int64_t dp_tensor_row(const dp_tensor *t)
+{
+    order o = order_of(t);
+    return o.channels > 1 && o.points > 1 ? o.channels * o.points : 0;
+}
+
+void dp_tensor_to_file_here(const dp_tensor *t, float *memory, float *scratch)
+{
+    order o = order_of(t);
+    int64_t row = dp_tensor_row(t);
+    for (int64_t r = 0; row && r < o.rows; r++, memory += row) {
+        memcpy(scratch, memory, (size_t)row * sizeof *scratch);
+        for (int64_t c = 0; c < o.channels; c++)
+            for (int64_t p = 0; p < o.points; p++) memory[c * o.points + p] = scratch[p * o.channels + c];
+    }
+}
+
 void dp_tensor_from_file(const dp_tensor *t, const float *file, float *memory)
 {
     order o = order_of(t);

@@ -12,11 +12,11 @@
 enum { DP_CHUNK = 4096 };
 
 typedef struct dp_param {
-    int tensor; /* in graph */
+    int tensor;            /* in graph */
     int64_t offset, count; /* in the flat arrays (parameters or buffers) */
-    int bucket;  /* -1 for buffers */
-    int decay;   /* 0: no_decay matched */
-    int frozen;  /* freeze matched: no gradient, no update */
+    int bucket;            /* -1 for buffers */
+    int decay;             /* 0: no_decay matched */
+    int frozen;            /* freeze matched: no gradient, no update */
 } dp_param;
 typedef struct dp_bucket {
     int64_t offset, count; /* padded */
@@ -45,5 +45,8 @@ void dp_params_free(dp_params *p);
 void dp_params_init(const dp_params *p, const dp_graph *g, uint64_t seed, float *param, float *buffer);
 /* One tensor between its place in memory order (dst/src at the tensor's first element) and PyTorch's order. */
 void dp_tensor_to_file(const dp_tensor *t, const float *memory, float *file);
+/* The same where it lies; scratch: dp_tensor_row elements (those that change places among themselves; 0: none do). */
+int64_t dp_tensor_row(const dp_tensor *t);
+void dp_tensor_to_file_here(const dp_tensor *t, float *memory, float *scratch);
 void dp_tensor_from_file(const dp_tensor *t, const float *file, float *memory);
 #endif

@@ -3,9 +3,9 @@
 #define DP_NN_PLAN_INTERNAL_H
 #include "plan.h"
 
-typedef struct dp_value { /* what one kernel writes and others read; value 0 is the input */
-    const dp_node *node;  /* the chain's last node: shape */
-    int wanted;           /* its gradient leads to something that trains */
+typedef struct dp_value {     /* what one kernel writes and others read; value 0 is the input */
+    const dp_node *node;      /* the chain's last node: shape */
+    int wanted;               /* its gradient leads to something that trains */
     int data_span, grad_span; /* in the arena; -1: none. Values that share memory share a span. */
     float *data, *grad;
 } dp_value;

@@ -244,8 +244,8 @@ static void order_buckets(dp_plan *p)
     }
 }
 
-dp_status dp_plan_open(dp_plan **out, const dp_backend *b, dp_be_device *d, const dp_graph *g, const dp_params *params, int64_t capacity,
-                       int train, dp_error *err)
+dp_status dp_plan_open(dp_plan **out, const dp_backend *b, dp_be_device *d, const dp_graph *g, const dp_params *params,
+                       int64_t capacity, int train, dp_error *err)
 {
     dp_status status = DP_ENOMEM;
     dp_plan *p = dp_calloc(1, sizeof *p);

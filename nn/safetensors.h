@@ -20,6 +20,8 @@ typedef struct dp_st_out dp_st_out;
 dp_st_out *dp_st_out_new(void);
 dp_status dp_st_add(dp_st_out *o, const char *name, dp_st_type type, int rank, const int64_t *shape, const void *data, int copy,
                     dp_error *err);
+/* malloc'd memory that borrowed tensors lie in: freed with o (at once when this fails). */
+dp_status dp_st_own(dp_st_out *o, void *memory, dp_error *err);
 dp_status dp_st_meta(dp_st_out *o, const char *key, const char *value, dp_error *err);
 dp_status dp_st_commit(dp_st_out *o, const char *path, dp_error *err);
 void dp_st_out_free(dp_st_out *o);
@@ -28,9 +30,9 @@ void dp_st_out_free(dp_st_out *o);
  * not a weights file is named by its first bytes (HTML, gzip, zip/pickle of PyTorch, LFS pointer). */
 typedef struct dp_st_in dp_st_in;
 dp_status dp_st_open(dp_st_in **in, const char *path, dp_error *err);
-int dp_st_get(const dp_st_in *in, int i, dp_st_tensor *t); /* 0 past the last; data aligned to the type */
+int dp_st_get(const dp_st_in *in, int i, dp_st_tensor *t);             /* 0 past the last; data aligned to the type */
 int dp_st_find(const dp_st_in *in, const char *name, dp_st_tensor *t); /* 0: none */
-const char *dp_st_meta_get(const dp_st_in *in, const char *key); /* NULL: none */
+const char *dp_st_meta_get(const dp_st_in *in, const char *key);       /* NULL: none */
 void dp_st_close(dp_st_in *in);
 /* Any float type to f32; returns 0 when the tensor is of a whole-number type (i64 is converted too). */
 int dp_st_to_f32(const dp_st_tensor *t, float *dst);

@@ -19,6 +19,8 @@ typedef struct entry {
 struct dp_st_out {
     entry *entry;
     int n;
+    void **owned;
+    int n_owned;
     cJSON *meta;
 };
 
@@ -34,9 +36,23 @@ void dp_st_out_free(dp_st_out *o)
 {
     if (!o) return;
     for (int i = 0; i < o->n; i++) free(o->entry[i].name), free(o->entry[i].copy);
+    for (int i = 0; i < o->n_owned; i++) free(o->owned[i]);
+    free(o->owned);
     free(o->entry);
     cJSON_Delete(o->meta);
     free(o);
+}
+
+dp_status dp_st_own(dp_st_out *o, void *memory, dp_error *err)
+{
+    void **all = realloc(o->owned, (size_t)(o->n_owned + 1) * sizeof *all);
+    if (!all) {
+        free(memory);
+        return dp_fail(err, DP_ENOMEM, "Out of memory while saving.");
+    }
+    o->owned = all;
+    o->owned[o->n_owned++] = memory;
+    return DP_OK;
 }
 
 dp_status dp_st_add(dp_st_out *o, const char *name, dp_st_type type, int rank, const int64_t *shape, const void *data, int copy,

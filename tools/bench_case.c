@@ -37,8 +37,10 @@ dp_status bench_case_rows(bench_case *b, dp_error *err)
     }
     for (int64_t i = 0; i < b->batch * width; i++) {
         uint64_t r = next_random(&state);
-        if (tokens) ((int32_t *)b->x)[i] = (int32_t)(r % 65);
-        else x[i] = (float)(r >> 40) / 16777216.0f;
+        if (tokens)
+            ((int32_t *)b->x)[i] = (int32_t)(r % 65);
+        else
+            x[i] = (float)(r >> 40) / 16777216.0f;
     }
     for (int64_t i = 0; i < b->batch * targets; i++) y[i] = (int32_t)(next_random(&state) % (uint64_t)classes);
     b->rows = dp_batch_of(dp_view(b->x, tokens ? DP_I32 : DP_F32, b->batch, width), dp_view(y, DP_I32, b->batch, targets));

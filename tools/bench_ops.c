@@ -72,7 +72,8 @@ int bench_ops(const char *json)
         fprintf(stderr, "dpbench: cannot write %s\n", json);
         return 2;
     }
-    printf("one core, forward and backward; peak %.0f GF/s\n%-34s %6s %10s %8s %6s\n", peak / 1e9, "op", "batch", "us", "GF/s", "peak");
+    printf("one core, forward and backward; peak %.0f GF/s\n%-34s %6s %10s %8s %6s\n", peak / 1e9, "op", "batch", "us", "GF/s",
+           "peak");
     if (out) fprintf(out, "{\"peak\": %.0f, \"ops\": [", peak);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const op_case *c = &cases[i];
@@ -87,7 +88,9 @@ int bench_ops(const char *json)
         double n = c->row ? 2 : 1, us = (many.seconds - few.seconds) / n * 1e6, flops = (many.flops - few.flops) / n;
         printf("%-34s %6d %10.1f %8.1f %5.0f%%\n", c->name, c->batch, us, flops / us / 1e3, 100 * flops / us * 1e6 / peak);
         fflush(stdout);
-        if (out) fprintf(out, "%s{\"op\": \"%s\", \"batch\": %d, \"us\": %.2f, \"flops\": %.0f}", i ? ", " : "", c->name, c->batch, us, flops);
+        if (out)
+            fprintf(out, "%s{\"op\": \"%s\", \"batch\": %d, \"us\": %.2f, \"flops\": %.0f}", i ? ", " : "", c->name, c->batch,
+                    us, flops);
     }
     if (out) fprintf(out, "]}\n");
     if (out && fclose(out)) {

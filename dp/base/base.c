@@ -32,6 +32,7 @@ const char *dp_status_name(dp_status s)
 
 const char *dp_memory_class_name(int mem_class)
 {
-    static const char *const name[DP_MEM_CLASSES] = {"parameters", "gradients", "optimizer", "activations", "workspace", "staging", "library"};
+    static const char *const name[DP_MEM_CLASSES] = {"parameters", "gradients", "optimizer", "activations",
+                                                     "workspace",  "staging",   "library"};
     return mem_class >= 0 && mem_class < DP_MEM_CLASSES ? name[mem_class] : "";
 }

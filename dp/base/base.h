@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-#define DP_API __attribute__((visibility("default")))
-#define DP_VERSION 100 /* major * 10000 + minor * 100 + patch */
+#define DP_API          __attribute__((visibility("default")))
+#define DP_VERSION      100 /* major * 10000 + minor * 100 + patch */
 #define DP_VERSION_TEXT "0.1.0"
 
 typedef enum dp_status {
@@ -49,9 +49,9 @@ typedef enum dp_level { DP_LOG_DEBUG, DP_LOG_INFO, DP_LOG_WARN, DP_LOG_ERROR } d
 /* Called only on a thread that is inside a dp_ call of the user's, never on a worker. text has no newline. */
 typedef void (*dp_log_fn)(void *user, dp_level level, const char *text);
 
-DP_API int dp_version(void);                      /* DP_VERSION of the library */
-DP_API const char *dp_version_text(void);         /* "0.1.0" */
-DP_API const char *dp_status_name(dp_status s);   /* "out of memory", static text */
+DP_API int dp_version(void);                    /* DP_VERSION of the library */
+DP_API const char *dp_version_text(void);       /* "0.1.0" */
+DP_API const char *dp_status_name(dp_status s); /* "out of memory", static text */
 
 /* ---- settings ----
  * The keys of `dptrain --keys`, as text. A config starts with every key at its default. A wrong set returns its error code
@@ -59,12 +59,12 @@ DP_API const char *dp_status_name(dp_status s);   /* "out of memory", static tex
  * copy what they need: it may be changed or freed afterwards. */
 typedef struct dp_config dp_config;
 typedef struct dp_key {
-    const char *name;    /* "optimizer.lr" */
-    const char *value;   /* current text, "" = not set */
-    const char *def;     /* default as text, "" = none */
-    const char *range;   /* "0..1", "even|chunk|weights", "PATH" */
-    const char *unit;    /* "s", "MB", "" */
-    const char *help;    /* one line */
+    const char *name;  /* "optimizer.lr" */
+    const char *value; /* current text, "" = not set */
+    const char *def;   /* default as text, "" = none */
+    const char *range; /* "0..1", "even|chunk|weights", "PATH" */
+    const char *unit;  /* "s", "MB", "" */
+    const char *help;  /* one line */
 } dp_key;
 DP_API dp_config *dp_config_new_version(int header_version, dp_log_fn log, void *user); /* NULL: out of memory */
 /* log may be NULL: silent. user is handed back to log. */
@@ -86,9 +86,9 @@ DP_API void dp_config_free(dp_config *c);
 typedef struct dp_device_info {
     char name[32]; /* "cpu:0" */
     char pci[16], uuid[48], model[64];
-    int64_t memory;  /* bytes */
-    int32_t units;   /* cores or multiprocessors */
-    int32_t usable;  /* 0: why says the reason */
+    int64_t memory; /* bytes */
+    int32_t units;  /* cores or multiprocessors */
+    int32_t usable; /* 0: why says the reason */
     char why[192];
     int32_t reserved[14];
 } dp_device_info;

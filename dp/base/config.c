@@ -23,7 +23,8 @@ dp_config *dp_config_new_version(int header_version, dp_log_fn log, void *user)
     }
     if (header_version / 100 != DP_VERSION / 100) {
         dp_error e;
-        dp_fail(&e, DP_EVERSION, "The program was compiled with the headers of version %d.%d; the library is %s. Compile it anew.",
+        dp_fail(&e, DP_EVERSION,
+                "The program was compiled with the headers of version %d.%d; the library is %s. Compile it anew.",
                 header_version / 10000, header_version / 100 % 100, DP_VERSION_TEXT);
         dp_config_stick(c, &e);
     }
@@ -70,7 +71,8 @@ static int dup_to(char **dst, const char *src)
     return !src || *dst;
 }
 
-int dp_model_line_add(dp_config *c, const char *block, const char *args, const char *name, const char *spec, const char *file, int line)
+int dp_model_line_add(dp_config *c, const char *block, const char *args, const char *name, const char *spec, const char *file,
+                      int line)
 {
     char *s[5] = {NULL};
     const char *from[5] = {block, args, name, spec, file};
@@ -84,8 +86,10 @@ int dp_model_line_add(dp_config *c, const char *block, const char *args, const c
     for (int i = 0; i < 5; i++) ok &= dup_to(&s[i], from[i]);
     dp_model_line *l = &c->line[c->n_lines];
     *l = (dp_model_line){s[0], s[1], s[2], s[3], s[4], line};
-    if (ok) c->n_lines++;
-    else free_line(l);
+    if (ok)
+        c->n_lines++;
+    else
+        free_line(l);
     return ok;
 }
 
@@ -95,7 +99,8 @@ dp_config *dp_config_copy(const dp_config *c)
     int ok = d != NULL;
     for (int i = 0; ok && i < dp_n_keys; i++) {
         const dp_setting *s = &c->setting[i];
-        ok = dup_to(&d->setting[i].value, s->value) && dup_to(&d->setting[i].written, s->written) && dup_to(&d->setting[i].file, s->file);
+        ok = dup_to(&d->setting[i].value, s->value) && dup_to(&d->setting[i].written, s->written) &&
+             dup_to(&d->setting[i].file, s->file);
         d->setting[i].line = s->line;
     }
     for (int i = 0; ok && i < c->n_lines; i++) {
@@ -115,8 +120,10 @@ dp_config *dp_config_copy(const dp_config *c)
 
 dp_status dp_config_stick(dp_config *c, const dp_error *err)
 {
-    if (!c->has_error) c->error = *err, c->has_error = 1;
-    else c->error.more += 1 + err->more;
+    if (!c->has_error)
+        c->error = *err, c->has_error = 1;
+    else
+        c->error.more += 1 + err->more;
     return (dp_status)err->code;
 }
 
@@ -159,8 +166,8 @@ static int check_number(const dp_key_row *k, const char *text, char *why, size_t
     int whole = k->type == DP_KEY_INT;
     int ok = whole ? dp_parse_int(text, &i) : dp_parse_double(text, &v);
     if (ok == 0)
-        return refuse(why, size, "%s is not a %s, wanted %s", dp_quote(q, sizeof q, text), whole ? "whole number" : "number (as 0.1 or 1e-3)",
-                      k->choices);
+        return refuse(why, size, "%s is not a %s, wanted %s", dp_quote(q, sizeof q, text),
+                      whole ? "whole number" : "number (as 0.1 or 1e-3)", k->choices);
     if (whole) v = (double)i;
     if ((ok < 0 || v > k->max) && *k->choices == '>')
         return refuse(why, size, "%s is too large, at most %.10g can be", dp_quote(q, sizeof q, text), k->max);
@@ -191,7 +198,9 @@ static int check_choice(const dp_key_row *k, const char *text, char *why, size_t
 {
     char q[80], near[64];
     if (word_index(k->choices, text, near, sizeof near) >= 0) return 1;
-    if (*near) return refuse(why, size, "unknown value %s, did you mean \"%s\"? Wanted %s", dp_quote(q, sizeof q, text), near, k->choices);
+    if (*near)
+        return refuse(why, size, "unknown value %s, did you mean \"%s\"? Wanted %s", dp_quote(q, sizeof q, text), near,
+                      k->choices);
     return refuse(why, size, "unknown value %s, wanted %s", dp_quote(q, sizeof q, text), k->choices);
 }
 
@@ -215,7 +224,8 @@ static int check(const dp_key_row *k, const char *text, char *why, size_t size)
     switch (k->type) {
     case DP_KEY_INT:
     case DP_KEY_NUMBER: return check_number(k, text, why, size);
-    case DP_KEY_FLAG: return !strcmp(text, "0") || !strcmp(text, "1") || refuse(why, size, "%s is not 0 or 1", dp_quote(q, sizeof q, text));
+    case DP_KEY_FLAG:
+        return !strcmp(text, "0") || !strcmp(text, "1") || refuse(why, size, "%s is not 0 or 1", dp_quote(q, sizeof q, text));
     case DP_KEY_CHOICE: return check_choice(k, text, why, size);
     case DP_KEY_INTERVAL:
         return parse_interval(text, &n, &epochs) ||
@@ -285,11 +295,13 @@ fail:
 static int cannot_stand_in_file(const char *text)
 {
     for (const char *p = text; *p; p++)
-        if (((unsigned char)*p < 32 && *p != '\t') || *p == 127 || ((*p == '#' || *p == ';') && (p == text || is_blank(p[-1])))) return 1;
+        if (((unsigned char)*p < 32 && *p != '\t') || *p == 127 || ((*p == '#' || *p == ';') && (p == text || is_blank(p[-1]))))
+            return 1;
     return 0;
 }
 
-int dp_setting_take(dp_config *c, int key, const char *text, const char *dir, const char *file, int line, char *why, size_t why_size)
+int dp_setting_take(dp_config *c, int key, const char *text, const char *dir, const char *file, int line, char *why,
+                    size_t why_size)
 {
     const dp_key_row *k = &dp_keys[key];
     char q[300];
@@ -464,8 +476,10 @@ const char *dp_config_where(const dp_config *c, const char *key, char *buf, size
 {
     int i = dp_key_find(key);
     if (i >= 0 && c->setting[i].file)
-        dp_format(buf, size, "%s:%d: [%.*s] %s", c->setting[i].file, c->setting[i].line, (int)strcspn(key, "."), key, strchr(key, '.') + 1);
-    else dp_format(buf, size, "%s", key);
+        dp_format(buf, size, "%s:%d: [%.*s] %s", c->setting[i].file, c->setting[i].line, (int)strcspn(key, "."), key,
+                  strchr(key, '.') + 1);
+    else
+        dp_format(buf, size, "%s", key);
     return buf;
 }
 

@@ -4,7 +4,15 @@
 #include "base.h"
 #include "error.h"
 
-typedef enum dp_key_type { DP_KEY_INT, DP_KEY_NUMBER, DP_KEY_FLAG, DP_KEY_CHOICE, DP_KEY_TEXT, DP_KEY_PATH, DP_KEY_INTERVAL } dp_key_type;
+typedef enum dp_key_type {
+    DP_KEY_INT,
+    DP_KEY_NUMBER,
+    DP_KEY_FLAG,
+    DP_KEY_CHOICE,
+    DP_KEY_TEXT,
+    DP_KEY_PATH,
+    DP_KEY_INTERVAL
+} dp_key_type;
 
 /* One row of the key table (keys.c): it serves parser, --keys, man page and C interface. */
 typedef struct dp_key_row {
@@ -24,10 +32,10 @@ dp_status dp_config_ok(const dp_config *c, dp_error *err);
 int64_t dp_config_int(const dp_config *c, const char *key);
 double dp_config_number(const dp_config *c, const char *key);
 int dp_config_flag(const dp_config *c, const char *key);
-int dp_config_choice(const dp_config *c, const char *key); /* index in `choices` */
+int dp_config_choice(const dp_config *c, const char *key);       /* index in `choices` */
 const char *dp_config_text(const dp_config *c, const char *key); /* "" when not set; a PATH is resolved */
 const char *dp_config_path_as_written(const dp_config *c, const char *key);
-const char *dp_config_file(const dp_config *c); /* path given to dp_config_load last; "" when no file was loaded */
+const char *dp_config_file(const dp_config *c);            /* path given to dp_config_load last; "" when no file was loaded */
 int dp_config_is_set(const dp_config *c, const char *key); /* by file or call, not by default */
 /* INTERVAL: "1 epoch", "2 epochs", "500 steps", "500" (steps). Returns the count, *epochs = 1 when it counts epochs. 0 = never. */
 int64_t dp_config_interval(const dp_config *c, const char *key, int *epochs);
@@ -36,7 +44,7 @@ const char *dp_config_where(const dp_config *c, const char *key, char *buf, size
 
 /* Lines of [model] and [block NAME ...] in file order; the text after '=' is not interpreted here. `input` is such a line too. */
 typedef struct dp_model_line {
-    const char *block; /* NULL: [model]; else the block's name */
+    const char *block;      /* NULL: [model]; else the block's name */
     const char *block_args; /* "a b=1" of its header; NULL for [model] */
     const char *name, *spec;
     const char *file;

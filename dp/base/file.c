@@ -109,14 +109,20 @@ static dp_status unpack(const buffer *in, const char *path, int64_t max, buffer 
         int r = inflate(&z, Z_NO_FLUSH);
         at += given - z.avail_in;
         out->bytes += room - z.avail_out;
-        if (max > 0 && out->bytes > (size_t)max) s = too_large(path, max, "unpacks to", err);
-        else if (r == Z_MEM_ERROR) s = no_memory(path, 1 << 16, err);
-        else if (r == Z_DATA_ERROR || r == Z_NEED_DICT) s = damaged(path, z.msg && strstr(z.msg, "check") ? "has a wrong checksum" : "is damaged", err);
-        else if (r == Z_STREAM_END && at == in->bytes) break;
+        if (max > 0 && out->bytes > (size_t)max)
+            s = too_large(path, max, "unpacks to", err);
+        else if (r == Z_MEM_ERROR)
+            s = no_memory(path, 1 << 16, err);
+        else if (r == Z_DATA_ERROR || r == Z_NEED_DICT)
+            s = damaged(path, z.msg && strstr(z.msg, "check") ? "has a wrong checksum" : "is damaged", err);
+        else if (r == Z_STREAM_END && at == in->bytes)
+            break;
         else if (r == Z_STREAM_END && (in->bytes - at < 2 || in->data[at] != 0x1f || in->data[at + 1] != 0x8b))
             s = damaged(path, "has other bytes behind its end", err);
-        else if (r == Z_STREAM_END) inflateReset(&z);
-        else if (at == in->bytes && z.avail_out) s = damaged(path, "is cut off", err);
+        else if (r == Z_STREAM_END)
+            inflateReset(&z);
+        else if (at == in->bytes && z.avail_out)
+            s = damaged(path, "is cut off", err);
         if (s) break;
     }
     inflateEnd(&z);
@@ -168,8 +174,9 @@ static dp_status write_failed(dp_file_out *f, int errnum, const char *doing, dp_
 {
     char shown[SHOWN], size[32];
     f->failed = 1;
-    return dp_fail_errno(err, no_space(errnum) ? DP_ENOSPACE : DP_EIO, errnum, "Cannot %s %s after %s; what was there before is kept", doing,
-                         dp_quote(shown, sizeof shown, f->path), dp_bytes_text(size, sizeof size, f->written));
+    return dp_fail_errno(err, no_space(errnum) ? DP_ENOSPACE : DP_EIO, errnum,
+                         "Cannot %s %s after %s; what was there before is kept", doing, dp_quote(shown, sizeof shown, f->path),
+                         dp_bytes_text(size, sizeof size, f->written));
 }
 
 void dp_file_discard(dp_file_out **file)
@@ -194,9 +201,12 @@ static dp_status find_target(dp_file_out *f, const char *path, dp_error *err)
     struct stat st;
     int exists = lstat(path, &st) == 0;
     f->path = exists && S_ISLNK(st.st_mode) ? realpath(path, NULL) : strdup(path);
-    if (!f->path) return dp_fail_errno(err, errno == ENOMEM ? DP_ENOMEM : DP_EIO, errno, "Cannot write %s", dp_quote(shown, sizeof shown, path));
+    if (!f->path)
+        return dp_fail_errno(err, errno == ENOMEM ? DP_ENOMEM : DP_EIO, errno, "Cannot write %s",
+                             dp_quote(shown, sizeof shown, path));
     if (exists && stat(f->path, &st) == 0 && !S_ISREG(st.st_mode))
-        return dp_fail(err, DP_EIO, "Cannot write %s: it is no regular file. Name another one.", dp_quote(shown, sizeof shown, path));
+        return dp_fail(err, DP_EIO, "Cannot write %s: it is no regular file. Name another one.",
+                       dp_quote(shown, sizeof shown, path));
     const char *slash = strrchr(f->path, '/');
     f->directory = !slash ? strdup(".") : slash == f->path ? strdup("/") : strndup(f->path, (size_t)(slash - f->path));
     size_t size = strlen(f->path) + 48;
@@ -267,18 +277,23 @@ dp_status dp_file_commit(dp_file_out **file, dp_error *err)
     dp_file_out *f = *file;
     dp_status s = DP_OK;
     int dir = open(f->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (f->failed) s = dp_fail(err, DP_EIO, "%s was not written: an earlier write to it failed.", dp_quote(shown, sizeof shown, f->path));
-    else if (sync_fd(f->fd)) s = write_failed(f, errno, "write", err);
+    if (f->failed)
+        s = dp_fail(err, DP_EIO, "%s was not written: an earlier write to it failed.", dp_quote(shown, sizeof shown, f->path));
+    else if (sync_fd(f->fd))
+        s = write_failed(f, errno, "write", err);
     if (!s) {
         int r = close(f->fd), errnum = errno;
         f->fd = -1;
-        if (r && errnum != EINTR) s = write_failed(f, errnum, "write", err);
-        else if (rename(f->temporary, f->path)) s = write_failed(f, errno, "replace", err);
+        if (r && errnum != EINTR)
+            s = write_failed(f, errnum, "write", err);
+        else if (rename(f->temporary, f->path))
+            s = write_failed(f, errno, "replace", err);
         if (s) unlink(f->temporary);
     }
     /* Directories that may be written but not read cannot be synced; the rename itself has happened. */
     if (!s && dir >= 0 && sync_fd(dir))
-        s = dp_fail_errno(err, DP_EIO, errno, "%s is written, but its directory cannot be brought to the disk", dp_quote(shown, sizeof shown, f->path));
+        s = dp_fail_errno(err, DP_EIO, errno, "%s is written, but its directory cannot be brought to the disk",
+                          dp_quote(shown, sizeof shown, f->path));
     if (dir >= 0) close(dir);
     dp_file_discard(file);
     return s;

@@ -11,8 +11,9 @@ dp_status dp_file_read(const char *path, int gunzip, int64_t max, uint8_t **data
 /* Atomic replacement: write to a temporary name in the same directory, fsync, rename, fsync the directory. */
 typedef struct dp_file_out dp_file_out;
 dp_status dp_file_create(dp_file_out **f, const char *path, dp_error *err);
-dp_status dp_file_write(dp_file_out *f, const void *data, size_t bytes, dp_error *err); /* DP_ENOSPACE names path, bytes, reason */
+dp_status dp_file_write(dp_file_out *f, const void *data, size_t bytes,
+                        dp_error *err);                   /* DP_ENOSPACE names path, bytes, reason */
 dp_status dp_file_commit(dp_file_out **f, dp_error *err); /* the file appears; frees */
 void dp_file_discard(dp_file_out **f);                    /* the temporary goes; frees; *f may be NULL */
-int dp_file_is_temporary(const char *name);               /* whether a file name is one that dp_file_create makes: left by a kill */
+int dp_file_is_temporary(const char *name); /* whether a file name is one that dp_file_create makes: left by a kill */
 #endif

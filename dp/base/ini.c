@@ -19,12 +19,12 @@ typedef struct parser {
     dp_config *c;
     const char *file, *dir;
     int line;
-    char section[80];  /* "" before the first header; unknown ones are skipped after their error */
-    int known;         /* of keys */
-    int model;         /* 1 [model], 2 [block] */
+    char section[80]; /* "" before the first header; unknown ones are skipped after their error */
+    int known;        /* of keys */
+    int model;        /* 1 [model], 2 [block] */
     char block[64], args[256];
-    int cleared;       /* model lines of an earlier text are gone */
-    int first_line;    /* of this section among the model lines */
+    int cleared;    /* model lines of an earlier text are gone */
+    int first_line; /* of this section among the model lines */
     section_seen seen[MAX_SECTIONS];
     int n_seen, errors;
     dp_error first;
@@ -40,9 +40,12 @@ static void complain(parser *p, dp_status code, const char *key, const char *fmt
     va_start(ap, fmt);
     dp_vformat(reason, sizeof reason, fmt, ap);
     va_end(ap);
-    if (key) dp_fail(&e, code, "%s:%d: [%s] %s: %s.", p->file, p->line, p->section, key, reason);
-    else if (*p->section) dp_fail(&e, code, "%s:%d: [%s]: %s.", p->file, p->line, p->section, reason);
-    else dp_fail(&e, code, "%s:%d: %s.", p->file, p->line, reason);
+    if (key)
+        dp_fail(&e, code, "%s:%d: [%s] %s: %s.", p->file, p->line, p->section, key, reason);
+    else if (*p->section)
+        dp_fail(&e, code, "%s:%d: [%s]: %s.", p->file, p->line, p->section, reason);
+    else
+        dp_fail(&e, code, "%s:%d: %s.", p->file, p->line, reason);
     dp_log(p->c, DP_LOG_ERROR, "%s", e.text);
     if (!p->errors++) p->first = e;
 }
@@ -133,8 +136,10 @@ static void header(parser *p, char *s)
         dp_format(p->section, sizeof p->section, "%s", name);
     } else {
         int near = dp_nearest(name, names, (int)(sizeof names / sizeof *names));
-        if (near >= 0) complain(p, DP_ECONFIG, NULL, "unknown section %s, did you mean [%s]?", dp_quote(q, sizeof q, name), names[near]);
-        else complain(p, DP_ECONFIG, NULL, "unknown section %s", dp_quote(q, sizeof q, name));
+        if (near >= 0)
+            complain(p, DP_ECONFIG, NULL, "unknown section %s, did you mean [%s]?", dp_quote(q, sizeof q, name), names[near]);
+        else
+            complain(p, DP_ECONFIG, NULL, "unknown section %s", dp_quote(q, sizeof q, name));
         return;
     }
     if (p->model && !p->cleared) { /* a text that has layers replaces those of an earlier one */
@@ -158,10 +163,12 @@ static void unknown(parser *p, const char *key)
     }
     dp_format(full, sizeof full, "%s.%s", p->section, key);
     near = dp_key_nearest(full);
-    if (*other) complain(p, DP_ECONFIG, key, "unknown key; it belongs into [%s]", other);
+    if (*other)
+        complain(p, DP_ECONFIG, key, "unknown key; it belongs into [%s]", other);
     else if (near >= 0 && !strncmp(dp_keys[near].name, p->section, at) && dp_keys[near].name[at] == '.')
         complain(p, DP_ECONFIG, key, "unknown key, did you mean \"%s\"?", dp_keys[near].name + at + 1);
-    else complain(p, DP_ECONFIG, key, "unknown key");
+    else
+        complain(p, DP_ECONFIG, key, "unknown key");
 }
 
 static void layer(parser *p, const char *name, const char *spec)
@@ -172,8 +179,10 @@ static void layer(parser *p, const char *name, const char *spec)
             complain(p, DP_ECONFIG, name, "stands already in line %d", c->line[i].line);
             return;
         }
-    if (!*spec) complain(p, DP_ECONFIG, name, "the value is empty; wanted a layer");
-    else if (!dp_model_line_add(c, p->model == 2 ? p->block : NULL, p->model == 2 ? p->args : NULL, name, spec, p->file, p->line))
+    if (!*spec)
+        complain(p, DP_ECONFIG, name, "the value is empty; wanted a layer");
+    else if (!dp_model_line_add(c, p->model == 2 ? p->block : NULL, p->model == 2 ? p->args : NULL, name, spec, p->file,
+                                p->line))
         complain(p, DP_ENOMEM, name, "out of memory");
 }
 
@@ -181,7 +190,9 @@ static void assignment(parser *p, char *s)
 {
     char q[100], why[400], *equals = strchr(s, '=');
     if (!p->known && !p->model) {
-        if (!*p->section && !p->errors) complain(p, DP_ECONFIG, NULL, "%s stands before any section; wanted [run] or another first", dp_quote(q, sizeof q, s));
+        if (!*p->section && !p->errors)
+            complain(p, DP_ECONFIG, NULL, "%s stands before any section; wanted [run] or another first",
+                     dp_quote(q, sizeof q, s));
         return;
     }
     if (!equals) {
@@ -201,9 +212,12 @@ static void assignment(parser *p, char *s)
     char full[200];
     dp_format(full, sizeof full, "%s.%s", p->section, key);
     int i = dp_key_find(full);
-    if (i < 0) unknown(p, key);
-    else if (p->key_line[i]) complain(p, DP_ECONFIG, key, "set already in line %d", p->key_line[i]);
-    else if (!dp_setting_take(p->c, i, value, p->dir, p->file, p->line, why, sizeof why)) complain(p, DP_ECONFIG, key, "%s", why);
+    if (i < 0)
+        unknown(p, key);
+    else if (p->key_line[i])
+        complain(p, DP_ECONFIG, key, "set already in line %d", p->key_line[i]);
+    else if (!dp_setting_take(p->c, i, value, p->dir, p->file, p->line, why, sizeof why))
+        complain(p, DP_ECONFIG, key, "%s", why);
     if (i >= 0 && !p->key_line[i]) p->key_line[i] = p->line;
 }
 
@@ -221,8 +235,10 @@ static void one_line(parser *p, char *s)
     cut_comment(s);
     s = trim(s);
     if (!*s) return;
-    if (*s == '[') header(p, s);
-    else assignment(p, s);
+    if (*s == '[')
+        header(p, s);
+    else
+        assignment(p, s);
 }
 
 dp_status dp_config_parse(dp_config *c, const char *text, size_t bytes, const char *name, const char *dir, dp_error *err)
@@ -278,7 +294,8 @@ dp_status dp_config_load(dp_config *c, const char *path, dp_error *err)
     if (slash) dp_format(dir, sizeof dir, "%.*s", slash == path ? 1 : (int)(slash - path), path);
     free(c->file);
     c->file = strdup(path);
-    status = c->file ? dp_config_parse(c, (const char *)data, bytes, path, dir, err) : dp_fail(err, DP_ENOMEM, "Out of memory while reading %s.", path);
+    status = c->file ? dp_config_parse(c, (const char *)data, bytes, path, dir, err)
+                     : dp_fail(err, DP_ENOMEM, "Out of memory while reading %s.", path);
     free(data);
     return status;
 }

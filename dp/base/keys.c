@@ -5,11 +5,11 @@
 
 /* min, max as text for people and as numbers for the check. Whole numbers end at 2147483647 unless their row says otherwise. */
 #define WITHIN(lo, hi) #lo ".." #hi, lo, hi
-#define AT_LEAST(lo) ">= " #lo, lo, 2147483647.0
-#define FROM(lo) ">= " #lo, lo, FLT_MAX
-#define ABOVE_0 "> 0", FLT_MIN, FLT_MAX
-#define BELOW_1 "0 <= x < 1", 0, 1 - DBL_EPSILON / 2
-#define WORDS(list) list, 0, 0
+#define AT_LEAST(lo)   ">= " #lo, lo, 2147483647.0
+#define FROM(lo)       ">= " #lo, lo, FLT_MAX
+#define ABOVE_0        "> 0", FLT_MIN, FLT_MAX
+#define BELOW_1        "0 <= x < 1", 0, 1 - DBL_EPSILON / 2
+#define WORDS(list)    list, 0, 0
 
 /* For a PATH, `choices` shows what it may be: words in small letters are no paths (capitals stand for anything in them), and a comma
  * says that two paths may be given. */
@@ -19,7 +19,8 @@ const dp_key_row dp_keys[] = {
     {"run.epochs", DP_KEY_INT, "5", AT_LEAST(1), "", "how often the training set is gone through"},
     {"run.steps", DP_KEY_INT, "0", AT_LEAST(0), "", "optimizer steps of the run instead of epochs; 0: epochs count"},
     {"run.seed", DP_KEY_INT, "1", WITHIN(0, 9007199254740992), "", "of initial weights, order and dropout"},
-    {"run.deterministic", DP_KEY_FLAG, "0", WORDS("0|1"), "", "1: equal bytes in every run on the same devices; CPU devices always give them"},
+    {"run.deterministic", DP_KEY_FLAG, "0", WORDS("0|1"), "",
+     "1: equal bytes in every run on the same devices; CPU devices always give them"},
     {"run.log_every", DP_KEY_INT, "10", AT_LEAST(0), "steps", "steps between two lines of log.jsonl; 0: none"},
     {"run.overwrite", DP_KEY_FLAG, "0", WORDS("0|1"), "", "1: a run that is already in run.dir is replaced"},
     {"run.save_every", DP_KEY_INTERVAL, "1 epoch", WORDS("N epochs | N steps | 0"), "",

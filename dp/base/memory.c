@@ -38,8 +38,9 @@ static dp_status over_limit(const dp_memory *m, int mem_class, int64_t bytes, co
     }
     return dp_fail(err, DP_ENOMEM, "Out of memory: %s (%s) wants %s, %s are free; %s of the limit of %s are held (%s).", what,
                    dp_memory_class_name(mem_class), dp_bytes_text(wanted, sizeof wanted, bytes),
-                   dp_bytes_text(rest, sizeof rest, m->limit > live ? m->limit - live : 0), dp_bytes_text(held, sizeof held, live),
-                   dp_bytes_text(limit, sizeof limit, m->limit), *list ? list : "nothing yet");
+                   dp_bytes_text(rest, sizeof rest, m->limit > live ? m->limit - live : 0),
+                   dp_bytes_text(held, sizeof held, live), dp_bytes_text(limit, sizeof limit, m->limit),
+                   *list ? list : "nothing yet");
 }
 
 dp_status dp_memory_add(dp_memory *m, int mem_class, int64_t bytes, const char *what, dp_error *err)
@@ -51,7 +52,8 @@ dp_status dp_memory_add(dp_memory *m, int mem_class, int64_t bytes, const char *
         return over_limit(m, mem_class, bytes, what, err);
     }
     int64_t live = add(&m->live[mem_class], bytes), peak = load(&m->peak[mem_class]);
-    while (live > peak && !__atomic_compare_exchange_n(&m->peak[mem_class], &peak, live, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+    while (live > peak && !__atomic_compare_exchange_n(&m->peak[mem_class], &peak, live, 1, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        continue;
     add(&m->allocations, 1);
     return DP_OK;
 }

@@ -83,8 +83,10 @@ const char *dp_quote(char *buf, size_t size, const char *text)
             memcpy(buf + at, "...", 3), at += 3;
             break;
         }
-        if (*p < 32 || *p == 127) at += (size_t)snprintf(buf + at, size - at, "\\x%02X", *p);
-        else buf[at++] = (char)*p;
+        if (*p < 32 || *p == 127)
+            at += (size_t)snprintf(buf + at, size - at, "\\x%02X", *p);
+        else
+            buf[at++] = (char)*p;
     }
     buf[at++] = '"';
     buf[at] = 0;

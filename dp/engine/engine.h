@@ -7,7 +7,7 @@
 
 /* Tensors into an open file: weights and buffers under their PyTorch names; with_state adds the optimizer's arrays as
  * "optimizer.m.NAME", "optimizer.v.NAME" (PyTorch's order) and the metadata keys "optimizer", "updates", "batches". Metadata "normalize",
- * "vocab" are the trainer's. Nothing may be in flight. */
+ * "vocab" are the trainer's. After a failure o is only good for freeing. Nothing may be in flight. */
 dp_status dp_engine_write(dp_engine *e, dp_st_out *o, int with_state, dp_error *err);
 /* The reverse. with_state = 0: weights only, optimizer.* in the file is ignored. Refuses missing, extra and wrong-shape tensors, listing
  * them (a leading "module." on all names is stripped); changes nothing when it refuses. */

@@ -20,7 +20,8 @@ static dp_status read_switches(dp_engine *e, dp_error *err)
     double base = dp_config_number(c, "optimizer.lr_base_batch");
     if (base > 0) e->lr *= (double)(dp_config_int(c, "data.batch_size") * dp_config_int(c, "data.accumulate")) / base;
     if (!dp_config_is_set(c, "optimizer.lr"))
-        return dp_fail(err, DP_ECONFIG, "optimizer.lr is not set; it has no default (0.1 for sgd or 0.001 for adamw are common starts).");
+        return dp_fail(err, DP_ECONFIG,
+                       "optimizer.lr is not set; it has no default (0.1 for sgd or 0.001 for adamw are common starts).");
     DP_TRY(dp_optimizer_config(&e->optimizer, c, err));
     return dp_loss_config(&e->loss, c, e->graph, err);
 }
@@ -31,7 +32,8 @@ static dp_status read_weights(dp_engine *e, dp_error *err)
     char item[32];
     int n = 0;
     if (!*text)
-        return dp_fail(err, DP_ECONFIG, "devices.split = weights wants devices.weights, one number per device, as weights = 3,1.");
+        return dp_fail(err, DP_ECONFIG,
+                       "devices.split = weights wants devices.weights, one number per device, as weights = 3,1.");
     for (const char *at = text;;) {
         const char *end = strchr(at, ',');
         size_t length = end ? (size_t)(end - at) : strlen(at);
@@ -47,7 +49,8 @@ static dp_status read_weights(dp_engine *e, dp_error *err)
         at = end + 1;
     }
     if (n != e->splitter.leaves)
-        return dp_fail(err, DP_ECONFIG, "devices.weights = %s has %d numbers for %d devices; give one each.", text, n, e->splitter.leaves);
+        return dp_fail(err, DP_ECONFIG, "devices.weights = %s has %d numbers for %d devices; give one each.", text, n,
+                       e->splitter.leaves);
     return DP_OK;
 }
 
@@ -63,8 +66,9 @@ static dp_status read_split(dp_engine *e, int leaves, dp_error *err)
     if (e->on.shards && s->kind != DP_SPLIT_EVEN)
         return dp_fail(err, DP_ECONFIG, "devices.shards goes with devices.split = even only; take one of them out.");
     if (s->leaves < e->n)
-        return dp_fail(err, DP_ECONFIG, "devices.shards = %d is less than the %d devices; use at most %d devices or more shards.", s->leaves, e->n,
-                       s->leaves);
+        return dp_fail(err, DP_ECONFIG,
+                       "devices.shards = %d is less than the %d devices; use at most %d devices or more shards.", s->leaves,
+                       e->n, s->leaves);
     if (s->kind == DP_SPLIT_WEIGHTS) DP_TRY(read_weights(e, err));
     e->max_rows = dp_config_int(e->config, "data.batch_size");
     if (e->on.small_batch == DP_SMALL_MERGE) e->max_rows += s->min_rows - 1;
@@ -120,7 +124,8 @@ static dp_status open_replica(void *user, dp_worker *w, uint64_t seq, dp_error *
     for (int n = 1; n < leaves; n *= 2) slots++;
     for (int d = 0; d < e->n; d++)
         if (!e->group->backend->reads_peer(w->be, e->group->worker[d].be) && d != w->device)
-            return dp_fail(err, DP_EDEVICE, "Device %d cannot read the memory of device %d, and staging through the host is not built in.",
+            return dp_fail(err, DP_EDEVICE,
+                           "Device %d cannot read the memory of device %d, and staging through the host is not built in.",
                            w->device, d);
     dp_replica_options o = {.graph = e->graph,
                             .params = e->params,
@@ -258,11 +263,14 @@ static void warn_unused(const dp_engine *e)
     for (int i = 0; i < e->graph->n_tensors; i++) {
         const dp_tensor *t = &e->graph->tensor[i];
         if (t->buffer || e->graph->node[t->node].live) continue;
-        if (strlen(list) > 300) more++;
-        else dp_format(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", t->name);
+        if (strlen(list) > 300)
+            more++;
+        else
+            dp_format(list + strlen(list), sizeof list - strlen(list), "%s%s", *list ? ", " : "", t->name);
     }
     if (*list && more)
-        dp_log(e->config, DP_LOG_WARN, "These parameters do not reach the output and get no gradient: %s and %d more.", list, more);
+        dp_log(e->config, DP_LOG_WARN, "These parameters do not reach the output and get no gradient: %s and %d more.", list,
+               more);
     else if (*list)
         dp_log(e->config, DP_LOG_WARN, "These parameters do not reach the output and get no gradient: %s.", list);
 }
@@ -279,14 +287,15 @@ static dp_status allocate_tables(dp_engine *e, dp_error *err)
     e->ended = dp_calloc(n * DP_JOBS, sizeof *e->ended);
     e->gathered = dp_calloc(n, sizeof *e->gathered);
     e->stats = dp_calloc(n, sizeof *e->stats);
-    if (e->has_gradient && e->has_sum && e->has_slice && e->has_params && e->has_output && e->loss_ready && e->ended && e->gathered && e->stats)
+    if (e->has_gradient && e->has_sum && e->has_slice && e->has_params && e->has_output && e->loss_ready && e->ended &&
+        e->gathered && e->stats)
         e->replica = dp_calloc(n, sizeof *e->replica); /* last: close takes it as the sign that all are there */
-    if (!e->replica)
-        return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
+    if (!e->replica) return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
     return DP_OK;
 }
 
-dp_status dp_engine_open_on(dp_engine **out, const dp_graph *g, const dp_config *c, const dp_backend *backend, int leaves, dp_error *err)
+dp_status dp_engine_open_on(dp_engine **out, const dp_graph *g, const dp_config *c, const dp_backend *backend, int leaves,
+                            dp_error *err)
 {
     dp_status status = DP_ENOMEM;
     DP_TRY(dp_config_ok(c, err));

@@ -17,13 +17,16 @@ int dp_engine_stats(const dp_engine *e, int device, dp_device_stats *s)
     const dp_memory *m = e->group->backend->memory(e->group->worker[device].be);
     *s = e->stats[device];
     dp_device_info info;
-    if (e->group->backend->enumerate(e->group->list.index[device], &info)) memcpy(s->name, info.name, sizeof s->name);
-    else snprintf(s->name, sizeof s->name, "%s:%d", e->group->backend->kind, e->group->list.index[device]);
+    if (e->group->backend->enumerate(e->group->list.index[device], &info))
+        memcpy(s->name, info.name, sizeof s->name);
+    else
+        snprintf(s->name, sizeof s->name, "%s:%d", e->group->backend->kind, e->group->list.index[device]);
     for (int i = 0; i < DP_MEM_CLASSES; i++) {
         s->live[i] = __atomic_load_n(&m->live[i], __ATOMIC_RELAXED);
         s->peak[i] = __atomic_load_n(&m->peak[i], __ATOMIC_RELAXED);
     }
-    for (int d = 0; d < e->n; d++) s->bytes_out += atomic_load_explicit(&e->group->worker[d].received[device], memory_order_relaxed);
+    for (int d = 0; d < e->n; d++)
+        s->bytes_out += atomic_load_explicit(&e->group->worker[d].received[device], memory_order_relaxed);
     s->created = atomic_load_explicit(&e->replica[device].created, memory_order_relaxed);
     return 1;
 }
@@ -107,7 +110,8 @@ dp_status dp_engine_set_normalize(dp_engine *e, const double *mean, const double
     for (int i = 0; i < channels && !status; i++) {
         int k = n == 1 ? 0 : i; /* one value stands for all: a flat input has a channel a pixel */
         if (!(std[k] > 0) || !isfinite(std[k]) || !isfinite(mean[k]))
-            status = dp_fail(err, DP_ECONFIG, "data.normalize: the deviation of channel %d is %g; wanted a positive number.", k, std[k]);
+            status = dp_fail(err, DP_ECONFIG, "data.normalize: the deviation of channel %d is %g; wanted a positive number.", k,
+                             std[k]);
         m[i] = (float)mean[k];
         s[i] = (float)(1 / std[k]);
     }

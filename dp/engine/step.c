@@ -16,7 +16,8 @@ static dp_rows part(dp_rows rows, dp_leaf leaf)
     return rows;
 }
 
-dp_status dp_phase_upload(dp_engine *e, dp_replica *r, const dp_run *run, dp_rows x, dp_rows y, const uint64_t *ids, dp_error *err)
+dp_status dp_phase_upload(dp_engine *e, dp_replica *r, const dp_run *run, dp_rows x, dp_rows y, const uint64_t *ids,
+                          dp_error *err)
 {
     (void)e;
     dp_phase_begin(r->w, DP_PHASE_UPLOAD);
@@ -43,8 +44,8 @@ static dp_status loss(walk *k, int leaf, const float *output, const void *target
 {
     dp_replica *r = k->r;
     int slot = leaf % r->n_sums;
-    dp_status status = r->b->loss(r->w->stream, &k->e->loss, k->step->split.leaf[leaf].rows, output, target, k->step->batch.y.dtype, gradient,
-                                  &r->sums[slot]);
+    dp_status status = r->b->loss(r->w->stream, &k->e->loss, k->step->split.leaf[leaf].rows, output, target,
+                                  k->step->batch.y.dtype, gradient, &r->sums[slot]);
     if (status) return dp_fail(err, status, "The loss failed (%s).", dp_status_name(status));
     return dp_send(r->w, &k->step->sums[leaf], &r->sums[slot], sizeof *r->sums, err);
 }
@@ -217,8 +218,7 @@ dp_status dp_step_run(void *user, dp_worker *w, uint64_t seq, dp_error *err)
     if (step->replicate) DP_TRY(dp_phase_replicate(e, r, step->version, seq, step->replicated, err));
     /* The arrays about to be written are read by peers until the last reduction is over. */
     dp_phase_begin(w, DP_PHASE_IDLE);
-    if (e->n > 1 && step->reduced && me != 0)
-        DP_TRY(dp_signal_wait(&e->reduced, w, step->reduced, "the last reduction", err));
+    if (e->n > 1 && step->reduced && me != 0) DP_TRY(dp_signal_wait(&e->reduced, w, step->reduced, "the last reduction", err));
     DP_TRY(fold(&k, split->begin[me], split->begin[me + 1] - split->begin[me], 0, &there, err));
     for (int i = k.round; e->on.loss_on_master && me == 0 && i < split->rounds; i++) DP_TRY(serve_round(&k, i, err));
     r->result = there ? r->grad[0] : NULL;

@@ -18,19 +18,26 @@ dp_status dp_check_rows(const dp_engine *e, dp_rows x, dp_rows y, dp_error *err)
     const dp_node *in = &e->graph->node[0];
     if (!x.data || x.n < 1) return dp_fail(err, DP_EARGUMENT, "The batch is empty; wanted at least one row of x.");
     if (x.width != in->width)
-        return dp_fail(err, DP_EARGUMENT, "A row of x has %lld elements; the model's input takes %lld.", (long long)x.width, (long long)in->width);
+        return dp_fail(err, DP_EARGUMENT, "A row of x has %lld elements; the model's input takes %lld.", (long long)x.width,
+                       (long long)in->width);
     int tokens = in->dtype == DP_I32;
-    int fits = tokens ? x.dtype == DP_U8 || x.dtype == DP_U16 || x.dtype == DP_I32 || x.dtype == DP_I64 : x.dtype == DP_F32 || x.dtype == DP_U8;
-    if (!fits) return dp_fail(err, DP_EARGUMENT, "x is of a type the input cannot take; wanted %s.", tokens ? "u8, u16, i32 or i64 tokens" : "f32 or u8");
+    int fits = tokens ? x.dtype == DP_U8 || x.dtype == DP_U16 || x.dtype == DP_I32 || x.dtype == DP_I64
+                      : x.dtype == DP_F32 || x.dtype == DP_U8;
+    if (!fits)
+        return dp_fail(err, DP_EARGUMENT, "x is of a type the input cannot take; wanted %s.",
+                       tokens ? "u8, u16, i32 or i64 tokens" : "f32 or u8");
     if (!y.data) return DP_OK;
     if (y.n != x.n)
-        return dp_fail(err, DP_EARGUMENT, "x has %lld rows and y has %lld; wanted one row of targets per sample.", (long long)x.n, (long long)y.n);
+        return dp_fail(err, DP_EARGUMENT, "x has %lld rows and y has %lld; wanted one row of targets per sample.",
+                       (long long)x.n, (long long)y.n);
     if (y.width != e->targets_per_row)
         return dp_fail(err, DP_EARGUMENT, "A row of y has %lld targets; the loss takes %lld per sample.", (long long)y.width,
                        (long long)e->targets_per_row);
     int numbers = e->loss.kind == DP_LOSS_MSE;
     fits = numbers ? y.dtype == DP_F32 : y.dtype == DP_U8 || y.dtype == DP_U16 || y.dtype == DP_I32 || y.dtype == DP_I64;
-    if (!fits) return dp_fail(err, DP_EARGUMENT, "y is of a type the loss cannot take; wanted %s.", numbers ? "f32 (mse)" : "u8, u16, i32 or i64 class numbers");
+    if (!fits)
+        return dp_fail(err, DP_EARGUMENT, "y is of a type the loss cannot take; wanted %s.",
+                       numbers ? "f32 (mse)" : "u8, u16, i32 or i64 class numbers");
     return DP_OK;
 }
 
@@ -54,9 +61,11 @@ dp_status dp_count_targets(const dp_engine *e, dp_rows y, const uint64_t *ids, i
         int64_t t = target_at(y, i);
         if (t == e->loss.ignore_label) continue;
         if (t < 0 || t >= e->loss.classes)
-            return dp_fail(err, DP_EDATA, "Sample %lld (row %lld of the batch) has the label %lld; the model has %lld classes, wanted 0 to %lld.",
-                           (long long)(ids ? (int64_t)ids[i / y.width] : i / y.width), (long long)(i / y.width), (long long)t,
-                           (long long)e->loss.classes, (long long)e->loss.classes - 1);
+            return dp_fail(
+                err, DP_EDATA,
+                "Sample %lld (row %lld of the batch) has the label %lld; the model has %lld classes, wanted 0 to %lld.",
+                (long long)(ids ? (int64_t)ids[i / y.width] : i / y.width), (long long)(i / y.width), (long long)t,
+                (long long)e->loss.classes, (long long)e->loss.classes - 1);
         counted++;
     }
     *targets = counted;
@@ -135,8 +144,8 @@ dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err)
     DP_TRY(dp_check_rows(e, b->x, b->y, err));
     if (!b->y.data) return dp_fail(err, DP_EARGUMENT, "A training batch wants targets; y has no data.");
     if (b->x.n > e->max_rows)
-        return dp_fail(err, DP_EARGUMENT, "The batch has %lld rows; the engine was opened for data.batch_size = %lld.", (long long)b->x.n,
-                       (long long)e->max_rows);
+        return dp_fail(err, DP_EARGUMENT, "The batch has %lld rows; the engine was opened for data.batch_size = %lld.",
+                       (long long)b->x.n, (long long)e->max_rows);
     if ((!b->last_of_window || e->window_open) && dp_config_int(e->config, "data.accumulate") < 2)
         return dp_fail(err, DP_EARGUMENT, "last_of_window = 0 wants data.accumulate above 1 when the engine is opened.");
     DP_TRY(dp_count_targets(e, b->y, b->ids, &targets, err));
@@ -191,8 +200,10 @@ dp_status dp_engine_job(dp_engine *e, dp_job job, dp_error *err)
 {
     uint64_t seq = dp_group_post(e->group, job);
     dp_status status = dp_group_wait(e->group, seq, err);
-    if (status) e->failed = 1;
-    else dp_engine_book(e, seq);
+    if (status)
+        e->failed = 1;
+    else
+        dp_engine_book(e, seq);
     return status;
 }
 
@@ -229,10 +240,12 @@ static dp_status non_finite(dp_engine *e, const dp_step *s, dp_result *r, dp_err
     }
     /* The other batch in flight runs to its end first, since the gradient is fetched behind it. */
     const char *tensor = s->update ? bad_tensor(e) : NULL;
-    dp_fail(err, DP_ENONFINITE, "Step %lld: %s is NaN or infinite%s%s. Lower optimizer.lr, set optimizer.clip_norm, or look at the data; %s.",
-            (long long)s->index, device >= 0 ? "the loss" : "the gradient", tensor ? "; first bad gradient: " : "", tensor ? tensor : "",
-            "run.on_nan = warn skips such updates");
-    dp_error_place(err, device >= 0 ? device : 0, device >= 0 ? device : 0, DP_PHASE_LOSS, dp_phase_name(DP_PHASE_LOSS), s->index, tensor);
+    dp_fail(err, DP_ENONFINITE,
+            "Step %lld: %s is NaN or infinite%s%s. Lower optimizer.lr, set optimizer.clip_norm, or look at the data; %s.",
+            (long long)s->index, device >= 0 ? "the loss" : "the gradient", tensor ? "; first bad gradient: " : "",
+            tensor ? tensor : "", "run.on_nan = warn skips such updates");
+    dp_error_place(err, device >= 0 ? device : 0, device >= 0 ? device : 0, DP_PHASE_LOSS, dp_phase_name(DP_PHASE_LOSS),
+                   s->index, tensor);
     e->failed = 1;
     return DP_ENONFINITE;
 }
@@ -269,7 +282,8 @@ dp_status dp_engine_wait(dp_engine *e, dp_result *result, dp_error *err)
         finite = s->verdict->finite;
     } else if (s->last_of_window) {
         r.skipped = 1;
-        dp_log(e->config, DP_LOG_WARN, "Step %lld: no target counted in this window; nothing was updated.", (long long)s->index);
+        dp_log(e->config, DP_LOG_WARN, "Step %lld: no target counted in this window; nothing was updated.",
+               (long long)s->index);
     }
     r.updates = e->updates;
     if (!finite || !isfinite(r.loss_sum)) DP_TRY(non_finite(e, s, &r, err));
@@ -280,7 +294,8 @@ dp_status dp_engine_wait(dp_engine *e, dp_result *result, dp_error *err)
 dp_status dp_engine_step(dp_engine *e, const dp_batch *b, dp_result *r, dp_error *err)
 {
     DP_TRY(dp_engine_check(e, "dp_engine_step", err));
-    if (e->submitted != e->waited) return dp_fail(err, DP_EARGUMENT, "A batch is in flight; call dp_engine_wait before dp_engine_step.");
+    if (e->submitted != e->waited)
+        return dp_fail(err, DP_EARGUMENT, "A batch is in flight; call dp_engine_wait before dp_engine_step.");
     DP_TRY(dp_engine_submit(e, b, err));
     return dp_engine_wait(e, r, err);
 }

@@ -11,10 +11,12 @@ static dp_status find(dp_engine *e, const char *call, const char *name, int64_t 
 {
     DP_TRY(dp_engine_check(e, call, err));
     *index = name ? dp_graph_find_tensor(e->graph, name) : -1;
-    if (*index < 0) return dp_fail(err, DP_EARGUMENT, "The model has no tensor \"%s\"; dp_graph_tensor lists them.", name ? name : "");
+    if (*index < 0)
+        return dp_fail(err, DP_EARGUMENT, "The model has no tensor \"%s\"; dp_graph_tensor lists them.", name ? name : "");
     const dp_tensor *t = &e->graph->tensor[*index];
     if (t->count != count)
-        return dp_fail(err, DP_EARGUMENT, "Tensor %s has %lld elements; room for %lld was given.", name, (long long)t->count, (long long)count);
+        return dp_fail(err, DP_EARGUMENT, "Tensor %s has %lld elements; room for %lld was given.", name, (long long)t->count,
+                       (long long)count);
     return DP_OK;
 }
 
@@ -42,13 +44,15 @@ dp_status dp_engine_put(dp_engine *e, const char *tensor, const float *src, int6
     int i;
     DP_TRY(find(e, "dp_engine_put", tensor, count, &i, err));
     if (!src) return dp_fail(err, DP_EARGUMENT, "dp_engine_put wants %lld floats.", (long long)count);
-    if (e->submitted != e->waited) return dp_fail(err, DP_EARGUMENT, "A batch is in flight; call dp_engine_wait before dp_engine_put.");
+    if (e->submitted != e->waited)
+        return dp_fail(err, DP_EARGUMENT, "A batch is in flight; call dp_engine_wait before dp_engine_put.");
     float *memory = dp_calloc((size_t)count, 4);
     if (!memory) return dp_fail(err, DP_ENOMEM, "Out of host memory for %s.", tensor);
     const dp_tensor *t = &e->graph->tensor[i];
     dp_tensor_from_file(t, src, memory);
     dp_status status = dp_engine_push(e, place(e, i), memory, (size_t)count * 4, err);
-    if (!status && t->buffer) status = dp_engine_push(e, e->replica[0].shadow + e->params->param[i].offset, memory, (size_t)count * 4, err);
+    if (!status && t->buffer)
+        status = dp_engine_push(e, e->replica[0].shadow + e->params->param[i].offset, memory, (size_t)count * 4, err);
     if (!status) status = dp_engine_renew(e, err);
     free(memory);
     return status;
@@ -58,7 +62,8 @@ dp_status dp_engine_gradient(dp_engine *e, const char *tensor, float *dst, int64
 {
     int i;
     DP_TRY(find(e, "dp_engine_gradient", tensor, count, &i, err));
-    if (!dst || e->graph->tensor[i].buffer) return dp_fail(err, DP_EARGUMENT, "%s has no gradient, or there is no room for it.", tensor);
+    if (!dst || e->graph->tensor[i].buffer)
+        return dp_fail(err, DP_EARGUMENT, "%s has no gradient, or there is no room for it.", tensor);
     if (e->window_open) return dp_fail(err, DP_EARGUMENT, "The gradient can be read after the batch that closes its window.");
     float *all = dp_calloc((size_t)e->params->count, 4);
     if (!all) return dp_fail(err, DP_ENOMEM, "Out of host memory for the gradient.");
@@ -120,26 +125,32 @@ static dp_status move_state(dp_engine *e, host_state *h, int out, int with_state
 
 static const char *const optimizer_name[] = {[DP_SGD] = "sgd", [DP_ADAM] = "adam", [DP_ADAMW] = "adamw"};
 
-static dp_status add_tensor(const dp_engine *e, dp_st_out *o, int i, const char *prefix, const float *flat, float *scratch, dp_error *err)
+/* Turns the tensor into the file's order where it lies, and lends it: a save holds one copy of the state, not two. */
+static dp_status add_tensor(const dp_engine *e, dp_st_out *o, int i, const char *prefix, float *flat, float *scratch,
+                            dp_error *err)
 {
     const dp_tensor *t = &e->graph->tensor[i];
     char name[DP_NAME + 16];
-    const float *memory = flat + e->params->param[i].offset;
+    float *memory = flat + e->params->param[i].offset;
     snprintf(name, sizeof name, "%s%s", prefix, t->name);
     if (t->buffer == 2) { /* PyTorch counts batches in a whole number */
         int64_t batches = (int64_t)memory[0];
         return dp_st_add(o, name, DP_ST_I64, 0, NULL, &batches, 1, err);
     }
-    dp_tensor_to_file(t, memory, scratch);
-    return dp_st_add(o, name, DP_ST_F32, t->rank, t->shape, scratch, 1, err);
+    dp_tensor_to_file_here(t, memory, scratch);
+    return dp_st_add(o, name, DP_ST_F32, t->rank, t->shape, memory, 0, err);
 }
 
-static int64_t largest_tensor(const dp_graph *g)
+/* The arrays go with the file: they are freed when it is. */
+static dp_status lend(dp_st_out *o, host_state *h, dp_error *err)
 {
-    int64_t n = 1;
-    for (int i = 0; i < g->n_tensors; i++)
-        if (g->tensor[i].count > n) n = g->tensor[i].count;
-    return n;
+    float **part[] = {&h->param, &h->buffer, &h->m, &h->v};
+    for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
+        float *memory = *part[i];
+        *part[i] = NULL;
+        if (memory) DP_TRY(dp_st_own(o, memory, err));
+    }
+    return DP_OK;
 }
 
 dp_status dp_engine_write(dp_engine *e, dp_st_out *o, int with_state, dp_error *err)
@@ -148,7 +159,10 @@ dp_status dp_engine_write(dp_engine *e, dp_st_out *o, int with_state, dp_error *
     char number[32];
     DP_TRY(dp_engine_check(e, "Saving", err));
     DP_TRY(make_state(e, &h, with_state, err));
-    float *scratch = dp_calloc((size_t)largest_tensor(e->graph), 4);
+    int64_t row = 1;
+    for (int i = 0; i < e->graph->n_tensors; i++)
+        if (dp_tensor_row(&e->graph->tensor[i]) > row) row = dp_tensor_row(&e->graph->tensor[i]);
+    float *scratch = dp_calloc((size_t)row, 4);
     dp_status status = scratch ? DP_OK : dp_fail(err, DP_ENOMEM, "Out of host memory while saving.");
     if (!status) status = move_state(e, &h, 1, with_state, err);
     for (int i = 0; i < e->graph->n_tensors && !status; i++) {
@@ -164,6 +178,7 @@ dp_status dp_engine_write(dp_engine *e, dp_st_out *o, int with_state, dp_error *
         snprintf(number, sizeof number, "%lld", (long long)dp_engine_batches(e));
         if (!status) status = dp_st_meta(o, "batches", number, err);
     }
+    if (!status) status = lend(o, &h, err);
     free(scratch);
     free_state(&h);
     return status;
@@ -219,7 +234,8 @@ static int lookup(const dp_st_in *in, const char *prefix, int strip, const char 
     return dp_st_find(in, full, s);
 }
 
-static void take(const dp_engine *e, const dp_st_in *in, const char *prefix, int strip, int i, float *flat, float *scratch, complaint *c)
+static void take(const dp_engine *e, const dp_st_in *in, const char *prefix, int strip, int i, float *flat, float *scratch,
+                 complaint *c)
 {
     const dp_tensor *t = &e->graph->tensor[i];
     char wanted[64], found[64];
@@ -251,13 +267,25 @@ static void find_extra(const dp_engine *e, const dp_st_in *in, int strip, compla
     }
 }
 
+static int64_t largest_tensor(const dp_graph *g)
+{
+    int64_t n = 1;
+    for (int i = 0; i < g->n_tensors; i++)
+        if (g->tensor[i].count > n) n = g->tensor[i].count;
+    return n;
+}
+
 static dp_status read_counts(dp_engine *e, const dp_st_in *in, host_state *h, int64_t *batches, dp_error *err)
 {
-    const char *kind = dp_st_meta_get(in, "optimizer"), *updates = dp_st_meta_get(in, "updates"), *count = dp_st_meta_get(in, "batches");
+    const char *kind = dp_st_meta_get(in, "optimizer"), *updates = dp_st_meta_get(in, "updates"),
+               *count = dp_st_meta_get(in, "batches");
     if (!kind || !updates || !count || dp_parse_int(updates, &h->verdict.steps) != 1 || dp_parse_int(count, batches) != 1)
-        return dp_fail(err, DP_EDATA, "The file holds weights only; to resume take a state-*.safetensors, or start from it with run.init_from.");
+        return dp_fail(
+            err, DP_EDATA,
+            "The file holds weights only; to resume take a state-*.safetensors, or start from it with run.init_from.");
     if (strcmp(kind, optimizer_name[e->optimizer.kind]))
-        return dp_fail(err, DP_EDATA, "The state was saved with optimizer.kind = %s; the configuration has %s.", kind, optimizer_name[e->optimizer.kind]);
+        return dp_fail(err, DP_EDATA, "The state was saved with optimizer.kind = %s; the configuration has %s.", kind,
+                       optimizer_name[e->optimizer.kind]);
     return DP_OK;
 }
 
@@ -267,7 +295,8 @@ dp_status dp_engine_read(dp_engine *e, const dp_st_in *in, int with_state, dp_er
     complaint bad = {0};
     int64_t batches = 0;
     DP_TRY(dp_engine_check(e, "Loading", err));
-    if (e->submitted != e->waited) return dp_fail(err, DP_EARGUMENT, "A batch is in flight; call dp_engine_wait before loading.");
+    if (e->submitted != e->waited)
+        return dp_fail(err, DP_EARGUMENT, "A batch is in flight; call dp_engine_wait before loading.");
     DP_TRY(make_state(e, &h, with_state, err));
     int strip = wrapped(in);
     float *scratch = dp_calloc((size_t)largest_tensor(e->graph), 4);

@@ -29,10 +29,9 @@ static dp_status add(dp_device_list *l, int64_t index, const char *text, int col
 {
     for (int i = 0; i < l->n; i++)
         if (l->index[i] == index)
-            return dp_fail(err, DP_ECONFIG, "devices.use = %s, column %d: cpu:%lld is a duplicate; name each device once.", text, column,
-                           (long long)index);
-    if (l->n == DP_MAX_DEVICES)
-        return dp_fail(err, DP_ECONFIG, "devices.use names more than %d devices.", DP_MAX_DEVICES);
+            return dp_fail(err, DP_ECONFIG, "devices.use = %s, column %d: cpu:%lld is a duplicate; name each device once.",
+                           text, column, (long long)index);
+    if (l->n == DP_MAX_DEVICES) return dp_fail(err, DP_ECONFIG, "devices.use names more than %d devices.", DP_MAX_DEVICES);
     l->index[l->n++] = (int)index;
     return DP_OK;
 }
@@ -52,17 +51,20 @@ static dp_status parse(dp_device_list *l, const char *text, dp_error *err)
         int column = (int)(at - text) + 1;
         snprintf(item, sizeof item, "%.*s", (int)(length < 60 ? length : 60), at);
         if (!length)
-            return dp_fail(err, DP_ECONFIG, "devices.use = %s, column %d: a device name is missing; wanted a list as cpu:0,cpu:1.",
+            return dp_fail(err, DP_ECONFIG,
+                           "devices.use = %s, column %d: a device name is missing; wanted a list as cpu:0,cpu:1.",
                            dp_quote(quoted, sizeof quoted, text), column);
         int plain = item[0] >= '0' && item[0] <= '9' && strspn(item, "0123456789") == strlen(item);
         if (plain || !strncmp(item, "cuda:", 5) || !strcmp(item, "all"))
-            return dp_fail(err, DP_ECONFIG,
-                           "devices.use, column %d: %s means a GPU, and this build has no GPU backend; name CPU devices as cpu:0,cpu:1.",
-                           column, dp_quote(quoted, sizeof quoted, item));
+            return dp_fail(
+                err, DP_ECONFIG,
+                "devices.use, column %d: %s means a GPU, and this build has no GPU backend; name CPU devices as cpu:0,cpu:1.",
+                column, dp_quote(quoted, sizeof quoted, item));
         if (strncmp(item, "cpu:", 4) || !item[4] || strspn(item + 4, "0123456789") != strlen(item + 4) ||
             dp_parse_int(item + 4, &index) != 1 || index > 9999)
-            return dp_fail(err, DP_ECONFIG, "devices.use, column %d: %s is not a device; wanted cpu:K with K from 0 to 9999, or auto.",
-                           column, dp_quote(quoted, sizeof quoted, item));
+            return dp_fail(err, DP_ECONFIG,
+                           "devices.use, column %d: %s is not a device; wanted cpu:K with K from 0 to 9999, or auto.", column,
+                           dp_quote(quoted, sizeof quoted, item));
         DP_TRY(add(l, index, text, column, err));
         if (!end) return DP_OK;
         at = end + 1;

@@ -8,8 +8,8 @@ enum { DP_MAX_DEVICES = 64 };
 typedef struct dp_device_list {
     const dp_backend *backend;
     int n, index[DP_MAX_DEVICES];
-    int threads;   /* of one device */
-    int pin;       /* cores suffice for a core of its own per thread */
+    int threads; /* of one device */
+    int pin;     /* cores suffice for a core of its own per thread */
     double timeout_s;
     int64_t memory_limit;
 } dp_device_list;

@@ -108,13 +108,14 @@ static dp_status timed_out(dp_group *g, const char *what, dp_error *err)
         int phase = atomic_load_explicit(&o->phase, memory_order_relaxed);
         size_t at = strlen(list);
         const char *layer = atomic_load_explicit(&o->layer, memory_order_relaxed);
-        dp_format(list + at, sizeof list - at, "%sdevice %d: %s%s%s %.1f s", d ? "; " : "", d, dp_phase_name(phase), *layer ? " of " : "",
-                  layer, since);
+        dp_format(list + at, sizeof list - at, "%sdevice %d: %s%s%s %.1f s", d ? "; " : "", d, dp_phase_name(phase),
+                  *layer ? " of " : "", layer, since);
         if (phase == DP_PHASE_IDLE) continue;
         uint64_t got = 2 * atomic_load(&o->done) + (uint64_t)atomic_load_explicit(&o->waits, memory_order_relaxed);
         if (got < least || (got == least && since > longest)) longest = since, slow = d, least = got;
     }
-    dp_fail(err, DP_ETIMEOUT, "No device moved for %.3g s (devices.timeout_s) while waiting for %s. %s.", g->list.timeout_s, what, list);
+    dp_fail(err, DP_ETIMEOUT, "No device moved for %.3g s (devices.timeout_s) while waiting for %s. %s.", g->list.timeout_s,
+            what, list);
     dp_error_place(err, slow, slow, -1, NULL, -1, slow >= 0 ? atomic_load(&g->worker[slow].layer) : NULL);
     return DP_ETIMEOUT;
 }
@@ -124,7 +125,8 @@ static dp_status aborted(dp_error *err)
     return dp_fail(err, DP_EFAILED, "Another device failed.");
 }
 
-static dp_status await(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, const char *what, double begin, dp_error *err)
+static dp_status await(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, const char *what, double begin,
+                       dp_error *err)
 {
     while (dp_now() - begin < g->spin_s)
         if (atomic_load_explicit(counter, memory_order_acquire) >= value) return DP_OK;
@@ -418,7 +420,8 @@ dp_status dp_group_closing(dp_group *g, dp_job job, dp_error *err)
     for (int d = 0; d < g->n; d++)
         while (g->worker[d].has_thread && g->worker[d].be && atomic_load(&g->worker[d].done) < seq) {
             if (dp_now() - begin > 5)
-                return dp_fail(err, DP_ETIMEOUT, "Device %d does not return from its work; its thread and memory are left behind.", d);
+                return dp_fail(err, DP_ETIMEOUT,
+                               "Device %d does not return from its work; its thread and memory are left behind.", d);
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL); /* after an abort nobody is woken */
         }
     return DP_OK;
@@ -461,7 +464,8 @@ dp_status dp_group_close(dp_group *g, dp_error *err)
         if (pthread_timedjoin_np(g->worker[d].thread, NULL, &t)) stuck++;
     }
     if (stuck) /* its thread may still touch all of this: leave it */
-        return dp_fail(err, DP_ETIMEOUT, "%d of %d workers do not return; their threads and memory are left behind.", stuck, g->n);
+        return dp_fail(err, DP_ETIMEOUT, "%d of %d workers do not return; their threads and memory are left behind.", stuck,
+                       g->n);
     pthread_cond_destroy(&g->moved);
     pthread_mutex_destroy(&g->lock);
     free(g->worker);

@@ -32,15 +32,15 @@ struct dp_worker {
     pthread_t thread;
     int has_thread;
     dp_timeline timeline;
-    _Atomic int phase;                /* DP_PHASE_, for the watchdog */
-    _Atomic double since;             /* begin of that phase */
-    _Atomic double progress;          /* last sign of life */
-    _Atomic(const char *) layer;      /* last launched */
-    _Atomic int waits;                /* for another device: the thread does, or its stream, which has done its own part */
+    _Atomic int phase;           /* DP_PHASE_, for the watchdog */
+    _Atomic double since;        /* begin of that phase */
+    _Atomic double progress;     /* last sign of life */
+    _Atomic(const char *) layer; /* last launched */
+    _Atomic int waits;           /* for another device: the thread does, or its stream, which has done its own part */
     _Atomic int64_t received[DP_MAX_DEVICES]; /* bytes from each device; written by this worker */
-    _Atomic uint64_t done;            /* jobs that have ended here */
-    int failed;                       /* error holds the first failure; read under the group's lock */
-    int consequence;                  /* ... which only followed from another worker's */
+    _Atomic uint64_t done;                    /* jobs that have ended here */
+    int failed;                               /* error holds the first failure; read under the group's lock */
+    int consequence;                          /* ... which only followed from another worker's */
     dp_error error;
 };
 
@@ -78,7 +78,7 @@ dp_status dp_await(dp_group *g, dp_worker *w, const _Atomic uint64_t *counter, u
 /* Polls until everything launched here has ended; DP_ETIMEOUT after timeout_s. */
 dp_status dp_finish_stream(dp_worker *w, dp_error *err);
 
-void dp_phase_begin(dp_worker *w, int phase);                 /* ends the phase before */
-void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer);   /* received from device `peer` (-1: the host) in this phase */
-void dp_phase_sent(dp_worker *w, int64_t bytes);              /* to the host */
+void dp_phase_begin(dp_worker *w, int phase);               /* ends the phase before */
+void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer); /* received from device `peer` (-1: the host) in this phase */
+void dp_phase_sent(dp_worker *w, int64_t bytes);            /* to the host */
 #endif

@@ -7,7 +7,8 @@
 
 size_t dp_dtype_size(dp_dtype t)
 {
-    static const uint8_t size[] = {[DP_F32] = 4, [DP_U8] = 1, [DP_I32] = 4, [DP_I64] = 8, [DP_U16] = 2, [DP_F16] = 2, [DP_BF16] = 2};
+    static const uint8_t size[] = {
+        [DP_F32] = 4, [DP_U8] = 1, [DP_I32] = 4, [DP_I64] = 8, [DP_U16] = 2, [DP_F16] = 2, [DP_BF16] = 2};
     return (size_t)t < sizeof size ? size[t] : 0;
 }
 
@@ -56,7 +57,8 @@ static dp_status open_plans(dp_replica *r, dp_error *err)
         size_t at = strlen(err->text);
         int64_t fit = fitting_rows(r, rows);
         if (fit)
-            dp_format(err->text + at, sizeof err->text - at, " %s wants %lld rows on this device; %lld fit: make %s smaller or use more devices.",
+            dp_format(err->text + at, sizeof err->text - at,
+                      " %s wants %lld rows on this device; %lld fit: make %s smaller or use more devices.",
                       rows == r->capacity ? "Training" : "Evaluation", (long long)rows, (long long)fit,
                       rows == r->capacity ? "data.batch_size" : "eval.batch_size");
         else
@@ -180,6 +182,7 @@ dp_status dp_replica_update(dp_replica *r, const float *grad, const dp_optimizer
     dp_be_stream *s = r->w->stream;
     dp_status status = r->b->sumsq(s, grad, p->count, r->chunk_sums);
     if (!status) status = r->b->norm(s, r->chunk_sums, p->count / DP_CHUNK, r->run, o, r->verdict);
-    if (!status) status = r->b->update(s, o, p->range, p->n_ranges, 0, p->count, r->param, grad, r->m, r->v, r->run, r->verdict);
+    if (!status)
+        status = r->b->update(s, o, p->range, p->n_ranges, 0, p->count, r->param, grad, r->m, r->v, r->run, r->verdict);
     return status ? dp_fail(err, status, "The optimizer step failed (%s).", dp_status_name(status)) : DP_OK;
 }

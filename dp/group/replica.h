@@ -12,14 +12,14 @@ typedef struct dp_replica {
     const dp_backend *b;
     const dp_graph *graph;
     const dp_params *params;
-    dp_plan *plan, *eval_plan; /* the same when a training leaf is as large as an evaluation leaf */
+    dp_plan *plan, *eval_plan;                      /* the same when a training leaf is as large as an evaluation leaf */
     int64_t capacity, eval_capacity, rows_capacity; /* rows of a training leaf, an evaluation leaf, the larger */
-    float *param, *buffer, *shadow; /* shadow: new running statistics of the step */
-    float *grad[DP_MAX_SLOTS];      /* gradient arrays: a stack for folding leaves */
+    float *param, *buffer, *shadow;                 /* shadow: new running statistics of the step */
+    float *grad[DP_MAX_SLOTS];                      /* gradient arrays: a stack for folding leaves */
     int slots;
-    float *window;                  /* sum over the micro-batches of a window; NULL without accumulation */
-    int window_open;                /* ... holds something */
-    float *result;                  /* gradient sum that this device gives to the reduction; NULL: idle */
+    float *window;   /* sum over the micro-batches of a window; NULL without accumulation */
+    int window_open; /* ... holds something */
+    float *result;   /* gradient sum that this device gives to the reduction; NULL: idle */
     /* A leaf on the device. */
     void *x, *y;
     size_t x_bytes, y_bytes;
@@ -42,10 +42,10 @@ typedef struct dp_replica_options {
     const dp_graph *graph;
     const dp_params *params;
     int64_t capacity, eval_capacity;
-    int slots;      /* gradient arrays; 0: a replica that is never trained */
-    int window;     /* with an array for accumulation */
+    int slots;  /* gradient arrays; 0: a replica that is never trained */
+    int window; /* with an array for accumulation */
     int sums;
-    int states;     /* optimizer arrays per parameter; -1: no update here */
+    int states; /* optimizer arrays per parameter; -1: no update here */
     int64_t targets_per_row;
 } dp_replica_options;
 

@@ -67,9 +67,12 @@ void dp_split_plan(dp_split *s, const dp_splitter *how, int64_t batch)
     s->leaves = how->leaves, s->devices = how->devices;
     own(s, 0, how->leaves, 0, how->devices);
     s->begin[how->devices] = how->leaves;
-    if (how->kind == DP_SPLIT_EVEN) even(rows, how->leaves, batch, how->min_rows);
-    else if (how->kind == DP_SPLIT_CHUNK) chunk(rows, how->leaves, batch);
-    else weighted(rows, how, batch);
+    if (how->kind == DP_SPLIT_EVEN)
+        even(rows, how->leaves, batch, how->min_rows);
+    else if (how->kind == DP_SPLIT_CHUNK)
+        chunk(rows, how->leaves, batch);
+    else
+        weighted(rows, how, batch);
     for (int i = 0; i < how->leaves; i++) {
         s->leaf[i] = (dp_leaf){first, rows[i]};
         first += rows[i];

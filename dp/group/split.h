@@ -11,8 +11,8 @@ typedef enum dp_split_kind { DP_SPLIT_EVEN, DP_SPLIT_CHUNK, DP_SPLIT_WEIGHTS } d
 typedef struct dp_splitter {
     dp_split_kind kind;
     int leaves, devices;
-    int min_rows;                  /* 2 where a batchnorm sees 1 x 1 maps in training, else 1 */
-    double weight[DP_MAX_LEAVES];  /* weights: of each leaf */
+    int min_rows;                 /* 2 where a batchnorm sees 1 x 1 maps in training, else 1 */
+    double weight[DP_MAX_LEAVES]; /* weights: of each leaf */
 } dp_splitter;
 typedef struct dp_leaf {
     int64_t first, rows; /* rows = 0: empty, takes no part */

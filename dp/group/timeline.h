@@ -6,9 +6,9 @@
 
 enum { DP_RECORDS = 4096 }; /* of the jobs in flight; later ones overwrite the oldest */
 typedef struct dp_record {
-    int32_t phase;       /* DP_PHASE_ */
-    double begin, end;   /* seconds, CLOCK_MONOTONIC */
-    double waited;       /* of that: seconds in which it stood still for another device */
+    int32_t phase;             /* DP_PHASE_ */
+    double begin, end;         /* seconds, CLOCK_MONOTONIC */
+    double waited;             /* of that: seconds in which it stood still for another device */
     int64_t received;          /* bytes from other devices */
     int64_t host_in, host_out; /* bytes from and to the host */
 } dp_record;

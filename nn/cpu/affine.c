@@ -71,8 +71,8 @@ dp_status dp_affine_prepare(dp_affine *a, int64_t m, dp_error *err)
     return status;
 }
 
-static dp_status multiply(const dp_affine *a, dp_dnnl_op *op, const float *left, const float *right, const float *result, const float *bias,
-                          void *workspace)
+static dp_status multiply(const dp_affine *a, dp_dnnl_op *op, const float *left, const float *right, const float *result,
+                          const float *bias, void *workspace)
 {
     const void *const arg[DP_DNNL_ARGS] = {left, right, result, bias};
     return dp_dnnl_run(op, arg, dp_spare_use(&a->workspace, workspace, dp_dnnl_op_sizes(op).scratch));
@@ -84,8 +84,8 @@ dp_status dp_affine_forward(dp_affine *a, int64_t m, const float *x, const float
     return p ? multiply(a, p->y, x, w, y, b, workspace) : DP_EARGUMENT;
 }
 
-dp_status dp_affine_backward(dp_affine *a, int64_t m, const float *x, const float *w, const float *y, float *dy, float *dx, float *dw, float *db,
-                             void *workspace)
+dp_status dp_affine_backward(dp_affine *a, int64_t m, const float *x, const float *w, const float *y, float *dy, float *dx,
+                             float *dw, float *db, void *workspace)
 {
     products *p = dp_by_rows_find(&a->table, m);
     if (!p) return DP_EARGUMENT;

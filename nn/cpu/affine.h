@@ -17,7 +17,7 @@ size_t dp_affine_workspace(const dp_affine *a, int64_t m);
 dp_status dp_affine_prepare(dp_affine *a, int64_t m, dp_error *err);
 dp_status dp_affine_forward(dp_affine *a, int64_t m, const float *x, const float *w, const float *b, float *y, void *workspace);
 /* y only with relu; dy is masked in place. dx, dw, db may be NULL: not wanted. */
-dp_status dp_affine_backward(dp_affine *a, int64_t m, const float *x, const float *w, const float *y, float *dy, float *dx, float *dw, float *db,
-                             void *workspace);
+dp_status dp_affine_backward(dp_affine *a, int64_t m, const float *x, const float *w, const float *y, float *dy, float *dx,
+                             float *dw, float *db, void *workspace);
 void dp_affine_free(dp_affine *a);
 #endif

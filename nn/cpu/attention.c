@@ -55,7 +55,8 @@ static dp_head head_of(const attention *a, float *work)
     return (dp_head){a->t, width, 3 * a->width, a->width, a->causal, 1.0f / sqrtf((float)width), work};
 }
 
-static dp_status attention_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state, dp_error *err)
+static dp_status attention_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state,
+                                dp_error *err)
 {
     const dp_node *n = chain->node[0];
     const int64_t m = capacity * n->shape[0], width = n->shape[1];
@@ -66,7 +67,8 @@ static dp_status attention_open(dp_be_device *d, const dp_chain *chain, int64_t 
     a->width = width;
     a->heads = (int64_t)n->opt[DP_ATTENTION_HEADS];
     a->causal = n->opt[DP_ATTENTION_CAUSAL] != 0;
-    a->in = (dp_affine){.device = d, .in = width, .out = 3 * width, .bias = 1, .no_dx = chain->graph->node[n->in[0]].op->kind == DP_OP_INPUT};
+    a->in = (dp_affine){
+        .device = d, .in = width, .out = 3 * width, .bias = 1, .no_dx = chain->graph->node[n->in[0]].op->kind == DP_OP_INPUT};
     a->out = (dp_affine){.device = d, .in = width, .out = width, .bias = 1};
     const size_t in = dp_affine_workspace(&a->in, m), out = dp_affine_workspace(&a->out, m);
     a->products = ((in > out ? in : out) + 63) & ~(size_t)63;
@@ -112,8 +114,8 @@ static dp_status attention_backward(void *state, const dp_run *run, const dp_run
     const scratch x = scratch_of(a, run->rows, io->workspace);
     const dp_head head = head_of(a, x.head);
     const int through = io->d_in[0] || io->grad[IN_WEIGHT] || io->grad[IN_BIAS];
-    DP_TRY(dp_affine_backward(&a->out, m, s.result, io->param[OUT_WEIGHT], NULL, io->d_out, through ? x.d_result : NULL, io->grad[OUT_WEIGHT],
-                              io->grad[OUT_BIAS], io->workspace));
+    DP_TRY(dp_affine_backward(&a->out, m, s.result, io->param[OUT_WEIGHT], NULL, io->d_out, through ? x.d_result : NULL,
+                              io->grad[OUT_WEIGHT], io->grad[OUT_BIAS], io->workspace));
     if (!through) return DP_OK;
     for (int64_t r = 0; r < run->rows; r++) {
         for (int64_t h = 0; h < a->heads; h++) {
@@ -121,12 +123,12 @@ static dp_status attention_backward(void *state, const dp_run *run, const dp_run
             const float *q = s.qkv + at;
             float *dq = x.d_qkv + at;
             a->device->vec->attention->backward(&head, q, q + a->width, q + 2 * a->width, s.result + at_result,
-                                                s.log_sum + (r * a->heads + h) * a->t, x.d_result + at_result, dq, dq + a->width,
-                                                dq + 2 * a->width);
+                                                s.log_sum + (r * a->heads + h) * a->t, x.d_result + at_result, dq,
+                                                dq + a->width, dq + 2 * a->width);
         }
     }
-    return dp_affine_backward(&a->in, m, io->in[0], io->param[IN_WEIGHT], NULL, x.d_qkv, io->d_in[0], io->grad[IN_WEIGHT], io->grad[IN_BIAS],
-                              io->workspace);
+    return dp_affine_backward(&a->in, m, io->in[0], io->param[IN_WEIGHT], NULL, x.d_qkv, io->d_in[0], io->grad[IN_WEIGHT],
+                              io->grad[IN_BIAS], io->workspace);
 }
 
 static void attention_close(void *state)
@@ -137,4 +139,5 @@ static void attention_close(void *state)
     free(a);
 }
 
-const dp_family dp_cpu_attention = {NULL, attention_open, attention_prepare, attention_forward, attention_backward, attention_close};
+const dp_family dp_cpu_attention = {NULL,           attention_open, attention_prepare, attention_forward, attention_backward,
+                                    attention_close};

@@ -86,8 +86,9 @@ static dp_status pin(int first, int n, dp_error *err)
         at++;
     }
     if (CPU_COUNT(&wanted) < n) {
-        return dp_fail(err, DP_EDEVICE, "Cannot pin to cores %d..%d: this process may use %d; use fewer devices or threads, or do not pin", first,
-                       first + n - 1, CPU_COUNT(&allowed));
+        return dp_fail(err, DP_EDEVICE,
+                       "Cannot pin to cores %d..%d: this process may use %d; use fewer devices or threads, or do not pin",
+                       first, first + n - 1, CPU_COUNT(&allowed));
     }
     failed = pthread_setaffinity_np(pthread_self(), sizeof wanted, &wanted);
     if (failed) return dp_fail_errno(err, DP_EDEVICE, failed, "Cannot pin the worker to cores %d..%d", first, first + n - 1);
@@ -140,7 +141,8 @@ static dp_status cpu_alloc(dp_be_device *d, int mem_class, size_t bytes, const c
     *p = aligned(bytes);
     if (*p) return DP_OK;
     dp_memory_sub(&d->memory, mem_class, (int64_t)bytes);
-    return dp_fail(err, DP_ENOMEM, "Out of memory: %s wants %zu bytes, the system has not got them; use a smaller batch or model", what, bytes);
+    return dp_fail(err, DP_ENOMEM,
+                   "Out of memory: %s wants %zu bytes, the system has not got them; use a smaller batch or model", what, bytes);
 }
 
 static void cpu_free(dp_be_device *d, int mem_class, void *p, size_t bytes)
@@ -248,12 +250,15 @@ static int cpu_fuses(const dp_chain *chain, const dp_node *next)
 static void cpu_kernel_close(dp_kernel *k)
 {
     if (!k) return;
-    if (k->family->close) k->family->close(k->state);
-    else free(k->state);
+    if (k->family->close)
+        k->family->close(k->state);
+    else
+        free(k->state);
     free(k);
 }
 
-static dp_status cpu_kernel_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, dp_kernel **out, dp_error *err)
+static dp_status cpu_kernel_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, dp_kernel **out,
+                                 dp_error *err)
 {
     const dp_node *head = chain->node[0];
     const dp_family *f = families[head->op->kind];

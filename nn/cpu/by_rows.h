@@ -11,7 +11,7 @@ typedef struct dp_by_rows {
     struct dp_rows_item {
         int64_t rows;
         void *entry;
-    } *item;
+    } * item;
 } dp_by_rows;
 void *dp_by_rows_find(const dp_by_rows *t, int64_t rows); /* NULL: not prepared */
 dp_status dp_by_rows_add(dp_by_rows *t, int64_t rows, void *entry, dp_error *err);

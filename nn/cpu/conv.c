@@ -14,7 +14,7 @@ typedef struct conv {
     uint64_t version;            /* of the parameters in the derived copy; 0: nothing there */
     const dp_dnnl_op *in_layout; /* the copy lies as this op likes it */
 } conv;
-typedef struct part { /* one pass */
+typedef struct part {         /* one pass */
     dp_dnnl_op *op, *reorder; /* reorder NULL: the op takes O,H,W,I */
 } part;
 typedef struct passes {
@@ -196,8 +196,10 @@ static dp_status conv_backward(void *state, const dp_run *run, const dp_run *run
     if (!p) return DP_EARGUMENT;
     const int64_t pixels = run->rows * c->shape.out[0] * c->shape.out[1], channels = c->shape.out[2];
     if (c->shape.relu) vec->pointwise->relu_backward(io->d_out, io->d_out, io->out, pixels * channels);
-    if (io->grad[0]) DP_TRY(backward_weights(c, &p->part[DP_DNNL_BACKWARD_WEIGHTS], io));
-    else if (c->shape.bias && io->grad[1]) vec->flat->columns(io->grad[1], io->d_out, pixels, channels);
+    if (io->grad[0])
+        DP_TRY(backward_weights(c, &p->part[DP_DNNL_BACKWARD_WEIGHTS], io));
+    else if (c->shape.bias && io->grad[1])
+        vec->flat->columns(io->grad[1], io->d_out, pixels, channels);
     if (!io->d_in[0]) return DP_OK;
     DP_TRY(make(c, run->rows, DP_DNNL_BACKWARD_DATA, &p->part[DP_DNNL_BACKWARD_DATA], NULL));
     return backward_data(c, &p->part[DP_DNNL_BACKWARD_DATA], io);

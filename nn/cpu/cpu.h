@@ -27,21 +27,24 @@ typedef struct dp_family {
     void (*close)(void *state); /* NULL = free(state) */
 } dp_family;
 
-extern const dp_family dp_cpu_conv2d, dp_cpu_linear, dp_cpu_attention;                    /* conv.c, linear.c, attention.c (oneDNN) */
-extern const dp_family dp_cpu_batchnorm2d, dp_cpu_layernorm;                              /* norm.c */
-extern const dp_family dp_cpu_pointwise;                                                  /* pointwise.c: relu, gelu, sigmoid, tanh, add */
-extern const dp_family dp_cpu_maxpool2d, dp_cpu_avgpool2d, dp_cpu_globalavgpool;          /* pool.c */
-extern const dp_family dp_cpu_flatten, dp_cpu_concat;                                     /* shape.c */
-extern const dp_family dp_cpu_dropout, dp_cpu_embedding, dp_cpu_position, dp_cpu_softmax; /* dropout.c, embedding.c, softmax.c */
+extern const dp_family dp_cpu_conv2d, dp_cpu_linear, dp_cpu_attention; /* conv.c, linear.c, attention.c (oneDNN) */
+extern const dp_family dp_cpu_batchnorm2d, dp_cpu_layernorm;           /* norm.c */
+extern const dp_family dp_cpu_pointwise;                               /* pointwise.c: relu, gelu, sigmoid, tanh, add */
+extern const dp_family dp_cpu_maxpool2d, dp_cpu_avgpool2d, dp_cpu_globalavgpool; /* pool.c */
+extern const dp_family dp_cpu_flatten, dp_cpu_concat;                            /* shape.c */
+extern const dp_family dp_cpu_dropout, dp_cpu_embedding, dp_cpu_position,
+    dp_cpu_softmax; /* dropout.c, embedding.c, softmax.c */
 
 /* Of the backend's table; flat.c, loss.c, convert.c, optimizer.c. Same contracts as in backend.h. */
 dp_status dp_cpu_sum(dp_be_stream *s, float *dst, const float *const *src, int n, int64_t count);
 dp_status dp_cpu_sumsq(dp_be_stream *s, const float *x, int64_t count, double *chunk_sums);
-dp_status dp_cpu_norm(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o, dp_verdict *v);
-dp_status dp_cpu_update(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first, int64_t count, float *p,
-                        const float *g, float *m, float *v, const dp_run *run_device, const dp_verdict *verdict);
-dp_status dp_cpu_loss(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets, dp_dtype target_type,
-                      float *d_logits, dp_loss_sums *sums);
+dp_status dp_cpu_norm(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o,
+                      dp_verdict *v);
+dp_status dp_cpu_update(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first,
+                        int64_t count, float *p, const float *g, float *m, float *v, const dp_run *run_device,
+                        const dp_verdict *verdict);
+dp_status dp_cpu_loss(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets,
+                      dp_dtype target_type, float *d_logits, dp_loss_sums *sums);
 dp_status dp_cpu_convert(dp_be_stream *s, const dp_run *run, void *dst, dp_dtype dst_type, const void *src, dp_dtype src_type,
                          dp_layout src_layout, const int64_t shape[3], const float *mean, const float *inv_std);
 #endif

@@ -12,7 +12,8 @@ static int linear_fuses(const dp_chain *chain, const dp_node *next)
     return chain->n == 1 && next->op->kind == DP_OP_RELU;
 }
 
-static dp_status linear_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state, dp_error *err)
+static dp_status linear_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, void **state,
+                             dp_error *err)
 {
     const dp_graph *g = chain->graph;
     const dp_node *n = chain->node[0];
@@ -46,15 +47,16 @@ static dp_status linear_forward(void *state, const dp_run *run, const dp_run *ru
 {
     (void)run_device;
     linear *l = state;
-    return dp_affine_forward(&l->affine, run->rows * l->positions, io->in[0], io->param[0], io->param[1], io->out, io->workspace);
+    return dp_affine_forward(&l->affine, run->rows * l->positions, io->in[0], io->param[0], io->param[1], io->out,
+                             io->workspace);
 }
 
 static dp_status linear_backward(void *state, const dp_run *run, const dp_run *run_device, const dp_io *io)
 {
     (void)run_device;
     linear *l = state;
-    return dp_affine_backward(&l->affine, run->rows * l->positions, io->in[0], io->param[0], io->out, io->d_out, io->d_in[0], io->grad[0],
-                              io->grad[1], io->workspace);
+    return dp_affine_backward(&l->affine, run->rows * l->positions, io->in[0], io->param[0], io->out, io->d_out, io->d_in[0],
+                              io->grad[0], io->grad[1], io->workspace);
 }
 
 static void linear_close(void *state)

@@ -15,10 +15,10 @@ struct dp_dnnl_op {
     dp_dnnl *x;
     dnnl_primitive_desc_t desc;
     dnnl_primitive_t primitive;
-    int n;                                    /* arguments in use; the scratch stands last when there is one */
+    int n; /* arguments in use; the scratch stands last when there is one */
     dnnl_exec_arg_t arg[DP_DNNL_ARGS + 1];
     dp_dnnl_sizes sizes;
-    dp_dnnl_pass pass;                        /* of a convolution */
+    dp_dnnl_pass pass; /* of a convolution */
     dp_dnnl_conv conv;
 };
 
@@ -83,8 +83,8 @@ static dnnl_status_t append_relu(dnnl_post_ops_t ops)
 #endif
 }
 
-static dnnl_status_t describe_matmul(dnnl_primitive_desc_t *desc, dnnl_engine_t engine, layout a, layout b, layout bias, layout c,
-                                     const_dnnl_primitive_attr_t attr)
+static dnnl_status_t describe_matmul(dnnl_primitive_desc_t *desc, dnnl_engine_t engine, layout a, layout b, layout bias,
+                                     layout c, const_dnnl_primitive_attr_t attr)
 {
 #if DNNL_VERSION_MAJOR >= 3
     return dnnl_matmul_primitive_desc_create(desc, engine, a, b, bias, c, attr);
@@ -100,35 +100,38 @@ typedef struct window {
     dnnl_dims_t stride, dilation, pad;
 } window;
 
-static dnnl_status_t describe_conv(dnnl_primitive_desc_t *desc, dnnl_engine_t engine, dp_dnnl_pass pass, layout src, layout weights, layout bias,
-                                   layout dst, const window *w, const_dnnl_primitive_desc_t hint, const_dnnl_primitive_attr_t attr)
+static dnnl_status_t describe_conv(dnnl_primitive_desc_t *desc, dnnl_engine_t engine, dp_dnnl_pass pass, layout src,
+                                   layout weights, layout bias, layout dst, const window *w, const_dnnl_primitive_desc_t hint,
+                                   const_dnnl_primitive_attr_t attr)
 {
     const dnnl_alg_kind_t direct = dnnl_convolution_direct;
 #if DNNL_VERSION_MAJOR >= 3
     switch (pass) {
     case DP_DNNL_FORWARD:
-        return dnnl_convolution_forward_primitive_desc_create(desc, engine, dnnl_forward_training, direct, src, weights, bias, dst, w->stride,
-                                                              w->dilation, w->pad, w->pad, attr);
+        return dnnl_convolution_forward_primitive_desc_create(desc, engine, dnnl_forward_training, direct, src, weights, bias,
+                                                              dst, w->stride, w->dilation, w->pad, w->pad, attr);
     case DP_DNNL_BACKWARD_DATA:
-        return dnnl_convolution_backward_data_primitive_desc_create(desc, engine, direct, src, weights, dst, w->stride, w->dilation, w->pad,
-                                                                    w->pad, hint, attr);
+        return dnnl_convolution_backward_data_primitive_desc_create(desc, engine, direct, src, weights, dst, w->stride,
+                                                                    w->dilation, w->pad, w->pad, hint, attr);
     default:
-        return dnnl_convolution_backward_weights_primitive_desc_create(desc, engine, direct, src, weights, bias, dst, w->stride, w->dilation,
-                                                                       w->pad, w->pad, hint, attr);
+        return dnnl_convolution_backward_weights_primitive_desc_create(desc, engine, direct, src, weights, bias, dst, w->stride,
+                                                                       w->dilation, w->pad, w->pad, hint, attr);
     }
 #else
     dnnl_convolution_desc_t d;
     dnnl_status_t failed;
     switch (pass) {
     case DP_DNNL_FORWARD:
-        failed = dnnl_dilated_convolution_forward_desc_init(&d, dnnl_forward_training, direct, src, weights, bias, dst, w->stride, w->dilation,
-                                                            w->pad, w->pad);
+        failed = dnnl_dilated_convolution_forward_desc_init(&d, dnnl_forward_training, direct, src, weights, bias, dst,
+                                                            w->stride, w->dilation, w->pad, w->pad);
         break;
     case DP_DNNL_BACKWARD_DATA:
-        failed = dnnl_dilated_convolution_backward_data_desc_init(&d, direct, src, weights, dst, w->stride, w->dilation, w->pad, w->pad);
+        failed = dnnl_dilated_convolution_backward_data_desc_init(&d, direct, src, weights, dst, w->stride, w->dilation, w->pad,
+                                                                  w->pad);
         break;
     default:
-        failed = dnnl_dilated_convolution_backward_weights_desc_init(&d, direct, src, weights, bias, dst, w->stride, w->dilation, w->pad, w->pad);
+        failed = dnnl_dilated_convolution_backward_weights_desc_init(&d, direct, src, weights, bias, dst, w->stride,
+                                                                     w->dilation, w->pad, w->pad);
     }
     return failed ? failed : dnnl_primitive_desc_create(desc, &d, attr, engine, hint);
 #endif
@@ -272,7 +275,8 @@ dp_status dp_dnnl_matmul_make(dp_dnnl *x, const dp_dnnl_matmul *mm, dp_dnnl_op *
     if (!failed) failed = add_argument(op, DNNL_ARG_SRC, query(op->desc, dnnl_query_src_md));
     if (!failed) failed = add_argument(op, DNNL_ARG_WEIGHTS, query(op->desc, dnnl_query_weights_md));
     if (!failed) failed = add_argument(op, DNNL_ARG_DST, query(op->desc, dnnl_query_dst_md));
-    if (!failed && mm->bias) failed = add_argument(op, DNNL_ARG_BIAS, dnnl_primitive_desc_query_md(op->desc, dnnl_query_weights_md, 1));
+    if (!failed && mm->bias)
+        failed = add_argument(op, DNNL_ARG_BIAS, dnnl_primitive_desc_query_md(op->desc, dnnl_query_weights_md, 1));
     if (!failed) failed = finish(op);
     if (failed) {
         dp_dnnl_op_free(op);
@@ -292,10 +296,11 @@ size_t dp_dnnl_matmul_scratch(dp_dnnl *x, const dp_dnnl_matmul *mm)
     return bytes;
 }
 
-dp_status dp_dnnl_sgemm(int a_transposed, int b_transposed, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
-                        int64_t ldb, float beta, float *c, int64_t ldc)
+dp_status dp_dnnl_sgemm(int a_transposed, int b_transposed, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
+                        const float *b, int64_t ldb, float beta, float *c, int64_t ldc)
 {
-    const dnnl_status_t failed = dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
+    const dnnl_status_t failed = dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', m, n, k, 1, a, lda, b, ldb,
+                                            beta, c, ldc);
     return !failed ? DP_OK : failed == dnnl_out_of_memory ? DP_ENOMEM : DP_EDEVICE;
 }
 
@@ -323,7 +328,9 @@ static dnnl_status_t conv_desc(dp_dnnl *x, const dp_dnnl_conv *c, dp_dnnl_pass p
     if (!failed) failed = layout_tagged(&dst, 4, dd, dnnl_nhwc);
     if (!failed) failed = layout_tagged(&weights, flat ? 4 : 5, dw + flat, dnnl_format_tag_any);
     if (!failed && c->bias && pass != DP_DNNL_BACKWARD_DATA) failed = layout_tagged(&bias, 1, db, dnnl_a);
-    if (!failed) failed = describe_conv(desc, x->engine, pass, borrow(&src), borrow(&weights), borrow(&bias), borrow(&dst), &w, hint, attr);
+    if (!failed)
+        failed = describe_conv(desc, x->engine, pass, borrow(&src), borrow(&weights), borrow(&bias), borrow(&dst), &w, hint,
+                               attr);
     layout_free(&src), layout_free(&weights), layout_free(&bias), layout_free(&dst);
     if (attr) dnnl_primitive_attr_destroy(attr);
     return failed;
@@ -345,7 +352,8 @@ static layout conv_weights(const_dnnl_primitive_desc_t desc, dp_dnnl_pass pass)
     return query(desc, pass == DP_DNNL_BACKWARD_WEIGHTS ? dnnl_query_diff_weights_md : dnnl_query_weights_md);
 }
 
-static dnnl_status_t conv_measure(const dp_dnnl_conv *c, dp_dnnl_pass pass, const_dnnl_primitive_desc_t desc, dp_dnnl_sizes *sizes)
+static dnnl_status_t conv_measure(const dp_dnnl_conv *c, dp_dnnl_pass pass, const_dnnl_primitive_desc_t desc,
+                                  dp_dnnl_sizes *sizes)
 {
     const layout scratch = query(desc, dnnl_query_scratchpad_md), weights = conv_weights(desc, pass);
     own_layout plain = {0};
@@ -393,7 +401,8 @@ dp_status dp_dnnl_conv_make(dp_dnnl *x, const dp_dnnl_conv *c, dp_dnnl_pass pass
     op->conv = *c;
     dnnl_status_t failed = conv_hinted(x, c, pass, &op->desc);
     for (int i = 0; i < n && !failed; i++) {
-        failed = add_argument(op, order[pass][i].arg, dnnl_primitive_desc_query_md(op->desc, order[pass][i].layout, order[pass][i].index));
+        failed = add_argument(op, order[pass][i].arg,
+                              dnnl_primitive_desc_query_md(op->desc, order[pass][i].layout, order[pass][i].index));
     }
     if (!failed) failed = finish(op);
     if (!failed) failed = conv_measure(c, pass, op->desc, &op->sizes);

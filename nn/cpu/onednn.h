@@ -21,8 +21,8 @@ dp_status dp_dnnl_matmul_make(dp_dnnl *x, const dp_dnnl_matmul *mm, dp_dnnl_op *
 size_t dp_dnnl_matmul_scratch(dp_dnnl *x, const dp_dnnl_matmul *mm); /* what it would need, without making it */
 
 /* C(m,n) = A'(m,k) B'(k,n) + beta C, row-major, X' = X or its transpose. For thousands of rows in k; its first call is slow. */
-dp_status dp_dnnl_sgemm(int a_transposed, int b_transposed, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda, const float *b,
-                        int64_t ldb, float beta, float *c, int64_t ldc);
+dp_status dp_dnnl_sgemm(int a_transposed, int b_transposed, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
+                        const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
 
 /* Activations N,H,W,C. Weights lie in the layout that the primitive likes best; `weights` reorders between that and O,H,W,I. */
 typedef struct dp_dnnl_conv {
@@ -31,8 +31,8 @@ typedef struct dp_dnnl_conv {
     int bias, relu; /* relu: forward only */
 } dp_dnnl_conv;
 typedef enum dp_dnnl_pass {
-    DP_DNNL_FORWARD,        /* runs {src, weights, dst, bias} */
-    DP_DNNL_BACKWARD_DATA,  /* runs {d_dst, weights, d_src} */
+    DP_DNNL_FORWARD,         /* runs {src, weights, dst, bias} */
+    DP_DNNL_BACKWARD_DATA,   /* runs {d_dst, weights, d_src} */
     DP_DNNL_BACKWARD_WEIGHTS /* runs {src, d_dst, d_weights, d_bias} */
 } dp_dnnl_pass;
 typedef struct dp_dnnl_sizes {

@@ -19,7 +19,7 @@ enum { MAX_SOURCES = 64, MAX_STREAMS = 8, STOP = LATE_KINDS, DRAIN };
 
 typedef struct state { /* of an event; lives until event and queued work have let go of it */
     _Atomic int users;
-    uint64_t recorded; /* calls of record */
+    uint64_t recorded;       /* calls of record */
     _Atomic uint64_t passed; /* the last that was carried out */
 } state;
 
@@ -29,18 +29,70 @@ typedef struct work {
     dp_status fails; /* injected */
     int hangs;
     union {
-        struct { void *dst; const void *src; size_t bytes; int byte; } copy;
-        struct { dp_run run; void *dst; dp_dtype dst_type; const void *src; dp_dtype src_type; dp_layout layout; int64_t shape[3];
-                 const float *mean, *inv_std; } convert;
-        struct { dp_kernel *kernel; dp_run run; const dp_run *run_device; dp_io io; } kernel;
-        struct { const dp_loss *loss; int64_t rows; const float *logits; const void *targets; dp_dtype type; float *d_logits;
-                 dp_loss_sums *sums; } loss;
-        struct { float *dst; const float *src[MAX_SOURCES]; int n; int64_t count; } sum;
-        struct { const float *x; int64_t count; double *chunk_sums; } sumsq;
-        struct { const double *chunk_sums; int64_t n; const dp_run *run; const dp_optimizer *o; dp_verdict *verdict; } norm;
-        struct { const dp_optimizer *o; const dp_range *ranges; int n; int64_t first, count; float *p; const float *g; float *m, *v;
-                 const dp_run *run; const dp_verdict *verdict; } update;
-        struct { state *event; uint64_t generation; } event;
+        struct {
+            void *dst;
+            const void *src;
+            size_t bytes;
+            int byte;
+        } copy;
+        struct {
+            dp_run run;
+            void *dst;
+            dp_dtype dst_type;
+            const void *src;
+            dp_dtype src_type;
+            dp_layout layout;
+            int64_t shape[3];
+            const float *mean, *inv_std;
+        } convert;
+        struct {
+            dp_kernel *kernel;
+            dp_run run;
+            const dp_run *run_device;
+            dp_io io;
+        } kernel;
+        struct {
+            const dp_loss *loss;
+            int64_t rows;
+            const float *logits;
+            const void *targets;
+            dp_dtype type;
+            float *d_logits;
+            dp_loss_sums *sums;
+        } loss;
+        struct {
+            float *dst;
+            const float *src[MAX_SOURCES];
+            int n;
+            int64_t count;
+        } sum;
+        struct {
+            const float *x;
+            int64_t count;
+            double *chunk_sums;
+        } sumsq;
+        struct {
+            const double *chunk_sums;
+            int64_t n;
+            const dp_run *run;
+            const dp_optimizer *o;
+            dp_verdict *verdict;
+        } norm;
+        struct {
+            const dp_optimizer *o;
+            const dp_range *ranges;
+            int n;
+            int64_t first, count;
+            float *p;
+            const float *g;
+            float *m, *v;
+            const dp_run *run;
+            const dp_verdict *verdict;
+        } update;
+        struct {
+            state *event;
+            uint64_t generation;
+        } event;
         sem_t *drained;
     } u;
 } work;
@@ -85,8 +137,9 @@ static const dp_backend *cpu(void)
 
 const char *late_kind_name(late_kind k)
 {
-    static const char *const name[LATE_KINDS] = {"copy", "fill", "convert", "forward", "backward", "loss", "sum", "sumsq", "norm", "update",
-                                                 "record", "wait", "open", "alloc", "stream_open", "event_open", "kernel_open", "prepare"};
+    static const char *const name[LATE_KINDS] = {"copy", "fill",  "convert",     "forward",    "backward",    "loss",
+                                                 "sum",  "sumsq", "norm",        "update",     "record",      "wait",
+                                                 "open", "alloc", "stream_open", "event_open", "kernel_open", "prepare"};
     return name[k];
 }
 
@@ -147,8 +200,10 @@ static void await_event(const dp_be_stream *s, const work *w)
 {
     for (int i = 0; atomic_load_explicit(&w->u.event.event->passed, memory_order_acquire) < w->u.event.generation; i++) {
         if (atomic_load_explicit(&s->device->failed, memory_order_relaxed)) return;
-        if (i < 20) sched_yield();
-        else nap(50);
+        if (i < 20)
+            sched_yield();
+        else
+            nap(50);
     }
 }
 
@@ -159,22 +214,22 @@ static dp_status carry_out(dp_be_stream *s, work *w)
     case LATE_COPY: return b->copy(s->inner, w->u.copy.dst, w->u.copy.src, w->u.copy.bytes);
     case LATE_FILL: return b->fill(s->inner, w->u.copy.dst, w->u.copy.byte, w->u.copy.bytes);
     case LATE_CONVERT:
-        return b->convert(s->inner, &w->u.convert.run, w->u.convert.dst, w->u.convert.dst_type, w->u.convert.src, w->u.convert.src_type,
-                          w->u.convert.layout, w->u.convert.shape, w->u.convert.mean, w->u.convert.inv_std);
+        return b->convert(s->inner, &w->u.convert.run, w->u.convert.dst, w->u.convert.dst_type, w->u.convert.src,
+                          w->u.convert.src_type, w->u.convert.layout, w->u.convert.shape, w->u.convert.mean,
+                          w->u.convert.inv_std);
     case LATE_FORWARD:
         return b->forward(w->u.kernel.kernel->inner, s->inner, &w->u.kernel.run, w->u.kernel.run_device, &w->u.kernel.io);
     case LATE_BACKWARD:
         return b->backward(w->u.kernel.kernel->inner, s->inner, &w->u.kernel.run, w->u.kernel.run_device, &w->u.kernel.io);
     case LATE_LOSS:
-        return b->loss(s->inner, w->u.loss.loss, w->u.loss.rows, w->u.loss.logits, w->u.loss.targets, w->u.loss.type, w->u.loss.d_logits,
-                       w->u.loss.sums);
+        return b->loss(s->inner, w->u.loss.loss, w->u.loss.rows, w->u.loss.logits, w->u.loss.targets, w->u.loss.type,
+                       w->u.loss.d_logits, w->u.loss.sums);
     case LATE_SUM: return b->sum(s->inner, w->u.sum.dst, w->u.sum.src, w->u.sum.n, w->u.sum.count);
     case LATE_SUMSQ: return b->sumsq(s->inner, w->u.sumsq.x, w->u.sumsq.count, w->u.sumsq.chunk_sums);
-    case LATE_NORM:
-        return b->norm(s->inner, w->u.norm.chunk_sums, w->u.norm.n, w->u.norm.run, w->u.norm.o, w->u.norm.verdict);
+    case LATE_NORM: return b->norm(s->inner, w->u.norm.chunk_sums, w->u.norm.n, w->u.norm.run, w->u.norm.o, w->u.norm.verdict);
     case LATE_UPDATE:
-        return b->update(s->inner, w->u.update.o, w->u.update.ranges, w->u.update.n, w->u.update.first, w->u.update.count, w->u.update.p,
-                         w->u.update.g, w->u.update.m, w->u.update.v, w->u.update.run, w->u.update.verdict);
+        return b->update(s->inner, w->u.update.o, w->u.update.ranges, w->u.update.n, w->u.update.first, w->u.update.count,
+                         w->u.update.p, w->u.update.g, w->u.update.m, w->u.update.v, w->u.update.run, w->u.update.verdict);
     case LATE_WAIT: await_event(s, w); return DP_OK;
     default: return DP_OK;
     }
@@ -190,7 +245,8 @@ static void run(dp_be_stream *s, work *w)
     if (w->hangs) hang();
     if (!status && !atomic_load_explicit(&d->failed, memory_order_relaxed)) status = carry_out(s, w);
     int none = DP_OK; /* release: who sees the failure knows that nothing is under way */
-    if (status) atomic_compare_exchange_strong_explicit(&d->failed, &none, (int)status, memory_order_release, memory_order_relaxed);
+    if (status)
+        atomic_compare_exchange_strong_explicit(&d->failed, &none, (int)status, memory_order_release, memory_order_relaxed);
     if (w->kind == LATE_RECORD) atomic_store_explicit(&w->u.event.event->passed, w->u.event.generation, memory_order_release);
     if (w->kind == LATE_RECORD || w->kind == LATE_WAIT) let_go(w->u.event.event);
     if (w->kind == DRAIN) sem_post(w->u.drained);
@@ -263,8 +319,10 @@ static dp_status late_open(dp_be_device **out, const dp_be_options *o, dp_error 
     if (d->options.threads < 1) d->options.threads = 1;
     d->how = options;
     dp_status status = cpu()->open(&d->inner, o, err);
-    if (status) free(d);
-    else *out = d;
+    if (status)
+        free(d);
+    else
+        *out = d;
     return status;
 }
 
@@ -338,7 +396,8 @@ static dp_status late_stream_open(dp_be_device *d, int priority, dp_be_stream **
     s->device = d;
     s->random = d->how.seed * 1000003u + (uint64_t)d->options.index * 101u + (uint64_t)d->n_streams;
     s->head = s->tail = dp_calloc(1, sizeof *s->head);
-    dp_status status = s->head ? cpu()->stream_open(d->inner, priority, &s->inner, err) : dp_fail(err, DP_ENOMEM, "Out of memory: late stream");
+    dp_status status = s->head ? cpu()->stream_open(d->inner, priority, &s->inner, err)
+                               : dp_fail(err, DP_ENOMEM, "Out of memory: late stream");
     if (status) goto fail;
     sem_init(&s->queued, 0, 0);
     if (pthread_create(&s->thread, NULL, stream_main, s)) {
@@ -360,7 +419,8 @@ static dp_status late_event_open(dp_be_device *d, dp_be_event **out, dp_error *e
     DP_TRY(met(&d->options, LATE_EVENT_OPEN, err));
     dp_be_event *e = dp_calloc(1, sizeof *e);
     state *s = dp_calloc(1, sizeof *s);
-    dp_status status = e && s ? cpu()->event_open(d->inner, &e->inner, err) : dp_fail(err, DP_ENOMEM, "Out of memory: late event");
+    dp_status status = e && s ? cpu()->event_open(d->inner, &e->inner, err)
+                              : dp_fail(err, DP_ENOMEM, "Out of memory: late event");
     if (status) {
         free(e);
         free(s);
@@ -423,11 +483,13 @@ static dp_status late_fill(dp_be_stream *s, void *dst, int byte, size_t bytes)
     return enqueue(s, &(work){.kind = LATE_FILL, .u.copy = {.dst = dst, .bytes = bytes, .byte = byte}});
 }
 
-static dp_status late_convert(dp_be_stream *s, const dp_run *r, void *dst, dp_dtype dst_type, const void *src, dp_dtype src_type,
-                              dp_layout src_layout, const int64_t shape[3], const float *mean, const float *inv_std)
+static dp_status late_convert(dp_be_stream *s, const dp_run *r, void *dst, dp_dtype dst_type, const void *src,
+                              dp_dtype src_type, dp_layout src_layout, const int64_t shape[3], const float *mean,
+                              const float *inv_std)
 {
-    return enqueue(s, &(work){.kind = LATE_CONVERT,
-                              .u.convert = {*r, dst, dst_type, src, src_type, src_layout, {shape[0], shape[1], shape[2]}, mean, inv_std}});
+    return enqueue(
+        s, &(work){.kind = LATE_CONVERT,
+                   .u.convert = {*r, dst, dst_type, src, src_type, src_layout, {shape[0], shape[1], shape[2]}, mean, inv_std}});
 }
 
 static int late_fuses(const dp_chain *chain, const dp_node *next)
@@ -435,15 +497,18 @@ static int late_fuses(const dp_chain *chain, const dp_node *next)
     return cpu()->fuses(chain, next);
 }
 
-static dp_status late_kernel_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, dp_kernel **out, dp_error *err)
+static dp_status late_kernel_open(dp_be_device *d, const dp_chain *chain, int64_t capacity, dp_need *need, dp_kernel **out,
+                                  dp_error *err)
 {
     DP_TRY(met(&d->options, LATE_KERNEL_OPEN, err));
     dp_kernel *k = dp_calloc(1, sizeof *k);
     if (!k) return dp_fail(err, DP_ENOMEM, "Out of memory: late kernel");
     k->device = d;
     dp_status status = cpu()->kernel_open(d->inner, chain, capacity, need, &k->inner, err);
-    if (status) free(k);
-    else *out = k;
+    if (status)
+        free(k);
+    else
+        *out = k;
     return status;
 }
 
@@ -472,8 +537,8 @@ static dp_status late_backward(dp_kernel *k, dp_be_stream *s, const dp_run *r, c
     return enqueue(s, &(work){.kind = LATE_BACKWARD, .u.kernel = {k, *r, run_device, *io}});
 }
 
-static dp_status late_loss(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets, dp_dtype type,
-                           float *d_logits, dp_loss_sums *sums)
+static dp_status late_loss(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets,
+                           dp_dtype type, float *d_logits, dp_loss_sums *sums)
 {
     return enqueue(s, &(work){.kind = LATE_LOSS, .u.loss = {l, rows, logits, targets, type, d_logits, sums}});
 }
@@ -491,15 +556,18 @@ static dp_status late_sumsq(dp_be_stream *s, const float *x, int64_t count, doub
     return enqueue(s, &(work){.kind = LATE_SUMSQ, .u.sumsq = {x, count, chunk_sums}});
 }
 
-static dp_status late_norm(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o, dp_verdict *v)
+static dp_status late_norm(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device,
+                           const dp_optimizer *o, dp_verdict *v)
 {
     return enqueue(s, &(work){.kind = LATE_NORM, .u.norm = {chunk_sums, n, run_device, o, v}});
 }
 
-static dp_status late_update(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first, int64_t count,
-                             float *p, const float *g, float *m, float *v, const dp_run *run_device, const dp_verdict *verdict)
+static dp_status late_update(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first,
+                             int64_t count, float *p, const float *g, float *m, float *v, const dp_run *run_device,
+                             const dp_verdict *verdict)
 {
-    return enqueue(s, &(work){.kind = LATE_UPDATE, .u.update = {o, ranges, n_ranges, first, count, p, g, m, v, run_device, verdict}});
+    return enqueue(
+        s, &(work){.kind = LATE_UPDATE, .u.update = {o, ranges, n_ranges, first, count, p, g, m, v, run_device, verdict}});
 }
 
 const dp_backend *late_backend(const late_options *o)

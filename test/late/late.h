@@ -6,17 +6,32 @@
 #include "../../nn/backend.h"
 
 typedef enum late_kind {
-    LATE_COPY, LATE_FILL, LATE_CONVERT, LATE_FORWARD, LATE_BACKWARD, LATE_LOSS, LATE_SUM, LATE_SUMSQ, LATE_NORM, LATE_UPDATE, LATE_RECORD,
+    LATE_COPY,
+    LATE_FILL,
+    LATE_CONVERT,
+    LATE_FORWARD,
+    LATE_BACKWARD,
+    LATE_LOSS,
+    LATE_SUM,
+    LATE_SUMSQ,
+    LATE_NORM,
+    LATE_UPDATE,
+    LATE_RECORD,
     LATE_WAIT, /* so far: calls that go to a stream */
-    LATE_OPEN, LATE_ALLOC, LATE_STREAM_OPEN, LATE_EVENT_OPEN, LATE_KERNEL_OPEN, LATE_PREPARE,
+    LATE_OPEN,
+    LATE_ALLOC,
+    LATE_STREAM_OPEN,
+    LATE_EVENT_OPEN,
+    LATE_KERNEL_OPEN,
+    LATE_PREPARE,
     LATE_KINDS
 } late_kind;
 const char *late_kind_name(late_kind k);
 
 typedef struct late_options {
     uint64_t seed;
-    int delay_us;       /* at most this long before one of four pieces of work; 0: never */
-    int no_peer_reads;  /* reads_peer says 0 */
+    int delay_us;      /* at most this long before one of four pieces of work; 0: never */
+    int no_peer_reads; /* reads_peer says 0 */
 } late_options;
 /* For all devices opened from now on; forgets faults. One engine at a time may be failing, any number may run. */
 const dp_backend *late_backend(const late_options *o);

@@ -23,8 +23,8 @@ typedef struct bed {
     dp_kernel *kernel;
     const dp_node *in_node, *out_node;
     int64_t capacity;
-    int n;                /* tensors */
-    int64_t count[4];     /* elements of each */
+    int n;            /* tensors */
+    int64_t count[4]; /* elements of each */
     float *param[4], *grad[4];
     float *in, *out, *d_out, *d_in;
     unsigned char *saved, *workspace, *derived; /* canaries behind each */
@@ -161,7 +161,8 @@ static inline void bed_close(bed *b)
 
 /* Norm of the difference over norm of what is wanted. Sums of k products of floats differ from those of doubles by about
  * sqrt(k) 2^-24 of their size, 2e-6 for k = 1000; one wrong element in 100,000 would give 3e-3. */
-static inline void assert_near(const bed *b, const char *what, const float *got, const double *want, int64_t n, double tolerance)
+static inline void assert_near(const bed *b, const char *what, const float *got, const double *want, int64_t n,
+                               double tolerance)
 {
     double difference = 0, size = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -170,7 +171,8 @@ static inline void assert_near(const bed *b, const char *what, const float *got,
         size += want[i] * want[i];
     }
     if (!(sqrt(difference) <= tolerance * sqrt(size) + 1e-30)) {
-        fail_msg("%s: relative difference %g of the %s over %lld elements", b->spec, sqrt(difference / size), what, (long long)n);
+        fail_msg("%s: relative difference %g of the %s over %lld elements", b->spec, sqrt(difference / size), what,
+                 (long long)n);
     }
 }
 

@@ -6,23 +6,42 @@
 
 const rig_net rig_mlp = {"mlp", "[model]\ninput = 12\nfc1 = linear out=16 | relu\nfc2 = linear out=4\n", 0, 12, 1, 4, 0};
 const rig_net rig_flat = {"flat", "[model]\ninput = 12\nfc1 = linear out=16 | tanh\nfc2 = linear out=10\n", 0, 12, 1, 10, 1};
-const rig_net rig_dropout = {
-    "dropout", "[model]\ninput = 12\nfc1 = linear out=16 | tanh\ndrop = dropout p=0.4\nfc2 = linear out=8 | sigmoid | dropout p=0.2\nfc3 = linear out=4\n",
-    0,         12, 1, 4, 1};
+const rig_net rig_dropout = {"dropout",
+                             "[model]\ninput = 12\nfc1 = linear out=16 | tanh\ndrop = dropout p=0.4\nfc2 = linear out=8 | "
+                             "sigmoid | dropout p=0.2\nfc3 = linear out=4\n",
+                             0,
+                             12,
+                             1,
+                             4,
+                             1};
 const rig_net rig_conv = {"conv",
                           "[model]\ninput = 3x5x5\nconv1 = conv2d out=6 kernel=3 pad=1 bias=0\nbn1 = batchnorm2d | relu\n"
                           "conv2 = conv2d out=6 kernel=3 pad=1 bias=0\nbn2 = batchnorm2d\nsum = add from=bn2,bn1 | relu\n"
                           "pool = globalavgpool | flatten\nfc = linear out=4\n",
-                          0, 75, 1, 4, 0};
+                          0,
+                          75,
+                          1,
+                          4,
+                          0};
 const rig_net rig_gpt = {"gpt",
                          "[model]\ninput = tokens 5\ne = embedding vocab=11 dim=8\np = position\nln1 = layernorm\n"
                          "attn = attention heads=2 causal=1\nsum1 = add from=p,attn\nln2 = layernorm\n"
                          "fc = linear out=16 | gelu approximate=tanh\nout = linear out=8\nsum2 = add from=sum1,out\n"
                          "head = linear out=11 bias=0\n",
-                         11, 5, 5, 11, 1};
+                         11,
+                         5,
+                         5,
+                         11,
+                         1};
 /* A batchnorm on 1 x 1 maps: two samples are its least. */
 const rig_net rig_tight = {
-    "tight", "[model]\ninput = 3x2x2\nconv = conv2d out=4 kernel=2\nbn = batchnorm2d | relu\nflat = flatten\nfc = linear out=4\n", 0, 12, 1, 4, 0};
+    "tight",
+    "[model]\ninput = 3x2x2\nconv = conv2d out=4 kernel=2\nbn = batchnorm2d | relu\nflat = flatten\nfc = linear out=4\n",
+    0,
+    12,
+    1,
+    4,
+    0};
 
 /* ---- data ---- */
 
@@ -63,7 +82,8 @@ void rig_data_free(rig_data *d)
 dp_batch rig_batch(const rig_data *d, int64_t first, int64_t n)
 {
     int width = d->net->width, targets = d->net->targets;
-    dp_rows x = d->net->tokens ? dp_view(d->tokens + first * width, DP_I32, n, width) : dp_view(d->x + first * width, DP_F32, n, width);
+    dp_rows x = d->net->tokens ? dp_view(d->tokens + first * width, DP_I32, n, width)
+                               : dp_view(d->x + first * width, DP_F32, n, width);
     dp_batch b = dp_batch_of(x, dp_view(d->y + first * targets, DP_I32, n, targets));
     b.ids = d->ids + first;
     return b;
@@ -112,7 +132,8 @@ dp_status rig_try(rig *r, const rig_net *net, const dp_backend *b, int devices, 
 void rig_open(rig *r, const rig_net *net, const dp_backend *b, int devices, int leaves, const char *settings)
 {
     dp_error err;
-    if (rig_try(r, net, b, devices, leaves, settings, &err)) fail_msg("%s on %d devices, %s: %s", net->name, devices, settings, err.text);
+    if (rig_try(r, net, b, devices, leaves, settings, &err))
+        fail_msg("%s on %d devices, %s: %s", net->name, devices, settings, err.text);
 }
 
 void rig_close(rig *r)

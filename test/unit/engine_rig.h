@@ -13,10 +13,10 @@
 #include <cmocka.h>
 
 typedef struct rig_net {
-    const char *name, *text; /* [model] */
-    int tokens;              /* 0: float rows; else the vocabulary */
+    const char *name, *text;     /* [model] */
+    int tokens;                  /* 0: float rows; else the vocabulary */
     int width, targets, classes; /* of a row of x; per row; of a target */
-    int smooth;              /* no relu: only rounding tells a whole batch from its parts */
+    int smooth;                  /* no relu: only rounding tells a whole batch from its parts */
 } rig_net;
 extern const rig_net rig_mlp, rig_conv, rig_dropout, rig_gpt, rig_flat, rig_tight;
 
@@ -40,7 +40,8 @@ typedef struct rig {
     char warning[1024]; /* warnings of the log, one after the other */
 } rig;
 const dp_backend *rig_backend(void *const *state); /* of a test registered with ON */
-dp_status rig_try(rig *r, const rig_net *net, const dp_backend *b, int devices, int leaves, const char *settings, dp_error *err);
+dp_status rig_try(rig *r, const rig_net *net, const dp_backend *b, int devices, int leaves, const char *settings,
+                  dp_error *err);
 void rig_open(rig *r, const rig_net *net, const dp_backend *b, int devices, int leaves, const char *settings);
 void rig_close(rig *r);
 dp_result rig_step(rig *r, const rig_data *d, int64_t first, int64_t n);
@@ -53,10 +54,14 @@ void rig_same_bytes(const void *a, const void *b, size_t bytes, const char *what
 double rig_distance(const float *a, const float *b, int64_t n); /* norm of the difference over norm of b */
 /* Largest of it over the tensors (parameters only with gradients = 1). */
 double rig_tensor_distance(rig *r, const float *a, const float *b, int gradients);
-int rig_threads(void);      /* of this process */
-int rig_threads_back(int n); /* 1 when there are n again; a thread that was joined may be listed for a moment */
+int rig_threads(void);         /* of this process */
+int rig_threads_back(int n);   /* 1 when there are n again; a thread that was joined may be listed for a moment */
 int rig_warm_up(void **state); /* group setup: what libraries and sanitizers start with the first engine */
-int rig_full(void);    /* DP_SCALE = full */
+int rig_full(void);            /* DP_SCALE = full */
 
-#define ON(test) {#test " (cpu)", test, NULL, NULL, (void *)(uintptr_t) "cpu"}, {#test " (late)", test, NULL, NULL, (void *)(uintptr_t) "late"}
+#define ON(test)                                                                                                               \
+    {#test " (cpu)", test, NULL, NULL, (void *)(uintptr_t) "cpu"},                                                             \
+    {                                                                                                                          \
+#test " (late)", test, NULL, NULL, (void *)(uintptr_t) "late"                                                          \
+    }
 #endif

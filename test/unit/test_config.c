@@ -113,7 +113,8 @@ static void spellings(void **state)
         "\xEF\xBB\xBF[run]\nepochs = 30\n[data]\ntrain = my data/x#1;2\n[optimizer]\nlr = 1e-3\n",
         "[run]\nepochs = 30\n[data]\ntrain = my data/x#1;2\n[optimizer]\nlr = 1e-3",
         "[run]  \t\nepochs = 30 \t \n[data]\t\ntrain = my data/x#1;2  \n[optimizer]\nlr = 1e-3 \t\r\n",
-        "# head\n; head\n [ run ] # c\n\tepochs=30 ; c\n\n[data];\n  train = my data/x#1;2 # c = d\n[optimizer] ; [x]\n  # lr = 2\nlr=1e-3\t#x",
+        "# head\n; head\n [ run ] # c\n\tepochs=30 ; c\n\n[data];\n  train = my data/x#1;2 # c = d\n[optimizer] ; [x]\n  # lr "
+        "= 2\nlr=1e-3\t#x",
     };
     (void)state;
     for (size_t i = 0; i < sizeof text / sizeof *text; i++) {
@@ -173,7 +174,10 @@ static void right_numbers(void **state)
     dp_error err;
     (void)state;
     dp_config *c = new_config(&j);
-    if (parse(c, "[optimizer]\nlr = 2.5E-4\nmomentum = .5\nclip_norm = 5.\n[loss]\nignore_label = -100\n[run]\nseed = 9007199254740992", &err))
+    if (parse(c,
+              "[optimizer]\nlr = 2.5E-4\nmomentum = .5\nclip_norm = 5.\n[loss]\nignore_label = -100\n[run]\nseed = "
+              "9007199254740992",
+              &err))
         fail_msg("%s", err.text);
     assert_true(dp_config_number(c, "optimizer.lr") == 2.5e-4);
     assert_true(dp_config_number(c, "optimizer.momentum") == 0.5);
@@ -239,7 +243,10 @@ static void all_errors_in_one_run(void **state)
     dp_error err, first;
     (void)state;
     dp_config *c = new_config(&j);
-    assert_int_equal(parse(c, "[run]\nepochs = x\nsed = 1\n[optimizer]\nlr = 0,1\nkind = adam\n[nowhere]\na = 1\n[data]\nworkers = -1\n", &err), DP_ECONFIG);
+    assert_int_equal(
+        parse(c, "[run]\nepochs = x\nsed = 1\n[optimizer]\nlr = 0,1\nkind = adam\n[nowhere]\na = 1\n[data]\nworkers = -1\n",
+              &err),
+        DP_ECONFIG);
     assert_int_equal(j.n, 5);
     contains(j.text[0], "a.ini:2: [run] epochs: ");
     contains(j.text[1], "a.ini:3: [run] sed: ");
@@ -490,10 +497,11 @@ static void same(const dp_config *a, const dp_config *b)
 
 static void dump(void **state)
 {
-    static const char *const call[][2] = {{"run.dir", "my runs/a"},     {"run.resume", "auto"},        {"data.eval", "last 12.5%"},
-                                          {"data.train", "a.gz,b.gz"},  {"optimizer.lr", "2.5E-4"},    {"optimizer.no_decay", "*.bias,bn*"},
-                                          {"devices.weights", "3,1"},   {"loss.ignore_label", "-100"}, {"run.save_every", "500 steps"},
-                                          {"data.normalize", "0.1/0.3"}, {"data.label", "first"},       {"optimizer.kind", "adamw"}};
+    static const char *const call[][2] = {
+        {"run.dir", "my runs/a"},      {"run.resume", "auto"},        {"data.eval", "last 12.5%"},
+        {"data.train", "a.gz,b.gz"},   {"optimizer.lr", "2.5E-4"},    {"optimizer.no_decay", "*.bias,bn*"},
+        {"devices.weights", "3,1"},    {"loss.ignore_label", "-100"}, {"run.save_every", "500 steps"},
+        {"data.normalize", "0.1/0.3"}, {"data.label", "first"},       {"optimizer.kind", "adamw"}};
     journal j, k, q;
     dp_error err;
     (void)state;
@@ -505,7 +513,8 @@ static void dump(void **state)
     assert_non_null(text);
     if (dp_config_parse(again, text, strlen(text), "config.ini", "/somewhere/else", &err)) fail_msg("%s", err.text);
     same(c, again);
-    assert_int_equal(dp_config_is_set(again, "optimizer.weight_decay"), 0); /* unset stays unset: the default follows the kind */
+    assert_int_equal(dp_config_is_set(again, "optimizer.weight_decay"),
+                     0); /* unset stays unset: the default follows the kind */
     assert_int_equal(dp_config_is_set(again, "data.classes"), 0);
     char *second = dp_config_dump(again);
     assert_string_equal(text, second);
@@ -543,9 +552,18 @@ static void dump(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults), cmocka_unit_test(spellings),     cmocka_unit_test(wrong_numbers),         cmocka_unit_test(right_numbers),
-        cmocka_unit_test(unknown),  cmocka_unit_test(repeated),      cmocka_unit_test(all_errors_in_one_run), cmocka_unit_test(not_text),
-        cmocka_unit_test(calls),    cmocka_unit_test(other_version), cmocka_unit_test(paths),                 cmocka_unit_test(model_lines),
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(spellings),
+        cmocka_unit_test(wrong_numbers),
+        cmocka_unit_test(right_numbers),
+        cmocka_unit_test(unknown),
+        cmocka_unit_test(repeated),
+        cmocka_unit_test(all_errors_in_one_run),
+        cmocka_unit_test(not_text),
+        cmocka_unit_test(calls),
+        cmocka_unit_test(other_version),
+        cmocka_unit_test(paths),
+        cmocka_unit_test(model_lines),
         cmocka_unit_test(dump),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);

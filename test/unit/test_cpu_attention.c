@@ -20,7 +20,8 @@ static double *project(const double *x, const float *w, const float *bias, int64
 }
 
 /* dx = dy w, dw = dy' x, db = column sums */
-static double *project_back(const double *dy, const double *x, const float *w, double *dw, double *db, int64_t m, int64_t n, int64_t k)
+static double *project_back(const double *dy, const double *x, const float *w, double *dw, double *db, int64_t m, int64_t n,
+                            int64_t k)
 {
     double *dx = doubles(m * k);
     for (int64_t i = 0; i < m; i++) {
@@ -43,7 +44,8 @@ static reference reference_of(const bed *b, int64_t rows)
     const int causal = n->opt[DP_ATTENTION_CAUSAL] != 0;
     const double scale = 1 / sqrt((double)w);
     float *drawn = floats(m * d);
-    double *x = doubles(m * d), *dy = doubles(m * d), *result = doubles(m * d), *d_qkv = doubles(m * 3 * d), *p = doubles(t * t);
+    double *x = doubles(m * d), *dy = doubles(m * d), *result = doubles(m * d), *d_qkv = doubles(m * 3 * d),
+           *p = doubles(t * t);
     reference r = {NULL, NULL, {doubles(3 * d * d), doubles(3 * d), doubles(d * d), doubles(d)}};
     fill(drawn, m * d, 3);
     for (int64_t i = 0; i < m * d; i++) x[i] = (double)b->in[i], dy[i] = (double)drawn[i];
@@ -69,8 +71,10 @@ static reference reference_of(const bed *b, int64_t rows)
                     for (int64_t j = 0; j < keys; j++) {
                         p[j] /= sum;
                         for (int64_t l = 0; l < w; l++) {
-                            if (!pass) result[(row * t + i) * d + h * w + l] += p[j] * v[j * 3 * d + l];
-                            else mean += p[j] * g[l] * v[j * 3 * d + l];
+                            if (!pass)
+                                result[(row * t + i) * d + h * w + l] += p[j] * v[j * 3 * d + l];
+                            else
+                                mean += p[j] * g[l] * v[j * 3 * d + l];
                         }
                     }
                     for (int64_t j = 0; j < keys && pass; j++) {
@@ -202,11 +206,15 @@ static void test_frozen(void **state)
             forget(b.d_in, 2 * b.in_node->width);
             bed_backward(&b, 2, frozen, d_in);
             for (int i = 0; i < 4; i++) {
-                if (frozen & 1u << i) assert_untouched(b.grad[i], b.count[i]);
-                else assert_near(&b, "gradient", b.grad[i], r.grad[i], b.count[i], tolerance);
+                if (frozen & 1u << i)
+                    assert_untouched(b.grad[i], b.count[i]);
+                else
+                    assert_near(&b, "gradient", b.grad[i], r.grad[i], b.count[i], tolerance);
             }
-            if (!d_in) assert_untouched(b.d_in, 2 * b.in_node->width);
-            else assert_near(&b, "input's gradient", b.d_in, r.d_in, 2 * b.in_node->width, tolerance);
+            if (!d_in)
+                assert_untouched(b.d_in, 2 * b.in_node->width);
+            else
+                assert_near(&b, "input's gradient", b.d_in, r.d_in, 2 * b.in_node->width, tolerance);
         }
     }
     reference_free(&r);

@@ -14,7 +14,8 @@ static reference reference_of(const bed *b, int64_t rows)
     const dp_node *n = b->chain.node[0];
     const int64_t h = b->in_node->shape[0], w = b->in_node->shape[1], c = b->in_node->shape[2];
     const int64_t oh = n->shape[0], ow = n->shape[1], oc = n->shape[2];
-    const int64_t kernel = (int64_t)n->opt[DP_CONV_KERNEL], stride = (int64_t)n->opt[DP_CONV_STRIDE], pad = (int64_t)n->opt[DP_CONV_PAD];
+    const int64_t kernel = (int64_t)n->opt[DP_CONV_KERNEL], stride = (int64_t)n->opt[DP_CONV_STRIDE],
+                  pad = (int64_t)n->opt[DP_CONV_PAD];
     const int64_t dilation = (int64_t)n->opt[DP_CONV_DILATION], groups = (int64_t)n->opt[DP_CONV_GROUPS];
     const int64_t cg = c / groups, og = oc / groups;
     const int relu = b->chain.n > 1, bias = b->n > 1;
@@ -31,7 +32,8 @@ static reference reference_of(const bed *b, int64_t rows)
                 const int64_t iy = y * stride - pad + ky * dilation, ix = x * stride - pad + kx * dilation;
                 if (iy < 0 || iy >= h || ix < 0 || ix >= w) continue;
                 for (int64_t k = 0; k < cg; k++) {
-                    const int64_t at = ((row * h + iy) * w + ix) * c + o / og * cg + k, wt = ((o * kernel + ky) * kernel + kx) * cg + k;
+                    const int64_t at = ((row * h + iy) * w + ix) * c + o / og * cg + k,
+                                  wt = ((o * kernel + ky) * kernel + kx) * cg + k;
                     sum += (double)b->in[at] * (double)b->param[0][wt];
                     r.d_in[at] += g * (double)b->param[0][wt];
                     r.weight[wt] += g * (double)b->in[at];
@@ -73,9 +75,9 @@ static const struct {
     {"32x9x9", "conv2d out=48 kernel=1 stride=2 bias=0", 4, 3},
     {"16x9x9", "conv2d out=16 kernel=3 pad=2 dilation=2 | relu", 2, 1},
     {"5x10x10", "conv2d out=7 kernel=3 stride=2 pad=1 dilation=2", 3, 2},
-    {"32x8x8", "conv2d out=32 kernel=3 pad=1 groups=32 | relu", 3, 1},  /* depthwise */
+    {"32x8x8", "conv2d out=32 kernel=3 pad=1 groups=32 | relu", 3, 1},   /* depthwise */
     {"20x8x8", "conv2d out=20 kernel=5 stride=2 pad=2 groups=20", 3, 2}, /* depthwise, no whole vectors */
-    {"32x6x6", "conv2d out=64 kernel=3 pad=1 groups=32", 2, 1},         /* depthwise with two outputs a channel */
+    {"32x6x6", "conv2d out=64 kernel=3 pad=1 groups=32", 2, 1},          /* depthwise with two outputs a channel */
     {"24x7x7", "conv2d out=36 kernel=3 pad=1 groups=3 bias=0", 3, 2},
     {"32x4x4", "conv2d out=7 kernel=1", 1, 1},
     {"8x3x3", "conv2d out=12 kernel=3", 4, 2}, /* 1 x 1 left */
@@ -119,7 +121,8 @@ static void test_implementations(void **state)
             dp_dnnl_op *op = NULL;
             dp_error err = {0};
             assert_int_equal(dp_dnnl_conv_make(b.device->dnnl, &shape, pass, &op, &err), DP_OK);
-            if (!strncmp(dp_dnnl_implementation(op), "ref", 3)) fail_msg("%s, pass %d: %s", b.spec, pass, dp_dnnl_implementation(op));
+            if (!strncmp(dp_dnnl_implementation(op), "ref", 3))
+                fail_msg("%s, pass %d: %s", b.spec, pass, dp_dnnl_implementation(op));
             dp_dnnl_op_free(op);
         }
         bed_close(&b);
@@ -162,12 +165,18 @@ static void test_frozen(void **state)
         for (int d_in = 0; d_in < 2; d_in++) {
             forget(b.grad[0], b.count[0]), forget(b.grad[1], b.count[1]), forget(b.d_in, 3 * b.in_node->width);
             bed_backward(&b, 3, frozen, d_in);
-            if (frozen & 1) assert_untouched(b.grad[0], b.count[0]);
-            else assert_near(&b, "weight's gradient", b.grad[0], r.weight, b.count[0], 2e-6);
-            if (frozen & 2) assert_untouched(b.grad[1], b.count[1]);
-            else assert_near(&b, "bias's gradient", b.grad[1], r.bias, b.count[1], 2e-6);
-            if (!d_in) assert_untouched(b.d_in, 3 * b.in_node->width);
-            else assert_near(&b, "input's gradient", b.d_in, r.d_in, 3 * b.in_node->width, 2e-6);
+            if (frozen & 1)
+                assert_untouched(b.grad[0], b.count[0]);
+            else
+                assert_near(&b, "weight's gradient", b.grad[0], r.weight, b.count[0], 2e-6);
+            if (frozen & 2)
+                assert_untouched(b.grad[1], b.count[1]);
+            else
+                assert_near(&b, "bias's gradient", b.grad[1], r.bias, b.count[1], 2e-6);
+            if (!d_in)
+                assert_untouched(b.d_in, 3 * b.in_node->width);
+            else
+                assert_near(&b, "input's gradient", b.d_in, r.d_in, 3 * b.in_node->width, 2e-6);
         }
     }
     reference_free(&r);
@@ -198,8 +207,10 @@ static void *work(void *p)
         const int64_t n[] = {w->out, w->weight, w->d_in};
         float *at = w->result;
         for (int k = 0; k < 3; at += n[k], k++) {
-            if (i) w->equal &= !memcmp(at, part[k], (size_t)n[k] * sizeof *at);
-            else memcpy(at, part[k], (size_t)n[k] * sizeof *at);
+            if (i)
+                w->equal &= !memcmp(at, part[k], (size_t)n[k] * sizeof *at);
+            else
+                memcpy(at, part[k], (size_t)n[k] * sizeof *at);
         }
     }
     bed_close(&b);
@@ -223,11 +234,8 @@ static void test_two_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_implementations),
-        cmocka_unit_test(test_versions_and_row_counts),
-        cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_two_devices),
+        cmocka_unit_test(test_shapes), cmocka_unit_test(test_implementations), cmocka_unit_test(test_versions_and_row_counts),
+        cmocka_unit_test(test_frozen), cmocka_unit_test(test_two_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,12 +106,18 @@ static void test_frozen(void **state)
         for (int d_in = 0; d_in < 2; d_in++) {
             forget(b.grad[0], b.count[0]), forget(b.grad[1], b.count[1]), forget(b.d_in, 8 * b.in_node->width);
             bed_backward(&b, 8, frozen, d_in);
-            if (frozen & 1) assert_untouched(b.grad[0], b.count[0]);
-            else assert_near(&b, "weight's gradient", b.grad[0], r.weight, b.count[0], 2e-6);
-            if (frozen & 2) assert_untouched(b.grad[1], b.count[1]);
-            else assert_near(&b, "bias's gradient", b.grad[1], r.bias, b.count[1], 2e-6);
-            if (!d_in) assert_untouched(b.d_in, 8 * b.in_node->width);
-            else assert_near(&b, "input's gradient", b.d_in, r.d_in, 8 * b.in_node->width, 2e-6);
+            if (frozen & 1)
+                assert_untouched(b.grad[0], b.count[0]);
+            else
+                assert_near(&b, "weight's gradient", b.grad[0], r.weight, b.count[0], 2e-6);
+            if (frozen & 2)
+                assert_untouched(b.grad[1], b.count[1]);
+            else
+                assert_near(&b, "bias's gradient", b.grad[1], r.bias, b.count[1], 2e-6);
+            if (!d_in)
+                assert_untouched(b.d_in, 8 * b.in_node->width);
+            else
+                assert_near(&b, "input's gradient", b.d_in, r.d_in, 8 * b.in_node->width, 2e-6);
         }
     }
     reference_free(&r);
@@ -126,7 +132,8 @@ static void test_repeats(void **state)
     bed b;
     bed_open(&b, "96", "linear out=80", 1200);
     for (int i = 0; i < 2; i++) {
-        const size_t bytes[3] = {sizeof(float) * (size_t)(rows[i] * 80), sizeof(float) * (size_t)(rows[i] * 96), sizeof(float) * 80 * 96};
+        const size_t bytes[3] = {sizeof(float) * (size_t)(rows[i] * 80), sizeof(float) * (size_t)(rows[i] * 96),
+                                 sizeof(float) * 80 * 96};
         float *const part[3] = {b.out, b.d_in, b.grad[0]};
         float *copy[3];
         bed_prepare(&b, rows[i]);
@@ -134,8 +141,10 @@ static void test_repeats(void **state)
             bed_forward(&b, rows[i]);
             bed_backward(&b, rows[i], 0, 1);
             for (int k = 0; k < 3; k++) {
-                if (!time) copy[k] = floats((int64_t)(bytes[k] / sizeof(float))), memcpy(copy[k], part[k], bytes[k]);
-                else assert_memory_equal(copy[k], part[k], bytes[k]), free(copy[k]);
+                if (!time)
+                    copy[k] = floats((int64_t)(bytes[k] / sizeof(float))), memcpy(copy[k], part[k], bytes[k]);
+                else
+                    assert_memory_equal(copy[k], part[k], bytes[k]), free(copy[k]);
             }
         }
     }

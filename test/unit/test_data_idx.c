@@ -2,8 +2,8 @@
 #include "data_test.h"
 
 #define HOSTILE "test/hostile/idx/"
-#define MEAN 0.286448676971 /* of the 2,000 images, /255 */
-#define STD 0.354434604616
+#define MEAN    0.286448676971 /* of the 2,000 images, /255 */
+#define STD     0.354434604616
 
 static dp_config *pair(const char *images, const char *labels)
 {

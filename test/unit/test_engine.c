@@ -18,7 +18,8 @@ static void evaluate(rig *r, const rig_data *data, int64_t n) /* a replicate wit
 static void replicas_are_equal(rig *r) /* CPU memory may be looked at while nothing is in flight */
 {
     for (int d = 1; d < r->e->n; d++)
-        rig_same_bytes(r->e->replica[d].param, r->e->replica[0].param, (size_t)r->e->params->count * 4, "parameters of a replica");
+        rig_same_bytes(r->e->replica[d].param, r->e->replica[0].param, (size_t)r->e->params->count * 4,
+                       "parameters of a replica");
 }
 
 /* P83, P56 */
@@ -67,8 +68,10 @@ static void masks_belong_to_samples(void **state)
         data.ids[1] = data.ids[0] + (same ? 0 : 1);
         rig_step(&r, &data, 0, 2);
         const dp_loss_sums *sums = r.e->step[same].sums;
-        if (same) assert_true(sums[0].loss == sums[1].loss);
-        else assert_true(fabs(sums[0].loss - sums[1].loss) > 1e-3);
+        if (same)
+            assert_true(sums[0].loss == sums[1].loss);
+        else
+            assert_true(fabs(sums[0].loss - sums[1].loss) > 1e-3);
     }
     rig_close(&r);
     rig_data_free(&data);
@@ -110,7 +113,8 @@ static void the_last_window_has_its_own_count(void **state)
     }
     assert_int_equal(result.updates, 32);
     const float *at = before;
-    for (int i = 0; dp_graph_tensor(r.graph, i, &t); at += t.count, i++) assert_int_equal(dp_engine_put(one.e, t.name, at, t.count, NULL), DP_OK);
+    for (int i = 0; dp_graph_tensor(r.graph, i, &t); at += t.count, i++)
+        assert_int_equal(dp_engine_put(one.e, t.name, at, t.count, NULL), DP_OK);
     dp_result single = rig_step(&one, &data, 124 % 21, 3);
     float *got = rig_weights(&r, &count), *want = rig_weights(&one, &count);
     assert_true(rig_distance(got, before, count) > 1e-4);
@@ -163,7 +167,10 @@ static void ignored_targets_are_not_counted(void **state)
 /* ---- parameters without gradient ---- */
 
 static const rig_net rig_unused = {
-    "unused", "[model]\ninput = 12\nfc1 = linear out=8 | relu\nside = linear out=5 from=input\nfc2 = linear out=4 from=fc1\n", 0, 12, 1, 4, 0};
+    "unused", "[model]\ninput = 12\nfc1 = linear out=8 | relu\nside = linear out=5 from=input\nfc2 = linear out=4 from=fc1\n",
+    0,        12,
+    1,        4,
+    0};
 
 /* P72: a branch that does not reach the output stays as it is, and is named once; idle devices count as 0. */
 static void unused_parameters_stay(void **state)
@@ -206,7 +213,8 @@ static void gradients_are_made_anew(void **state)
             for (int d = 0; d < 4; d++)
                 for (int slot = 0; slot < r.e->replica[d].slots; slot++)
                     for (int k = 0; k < r.e->params->n_params; k++)
-                        memset(r.e->replica[d].grad[slot] + r.e->params->param[k].offset, 0xff, (size_t)r.e->params->param[k].count * 4);
+                        memset(r.e->replica[d].grad[slot] + r.e->params->param[k].offset, 0xff,
+                               (size_t)r.e->params->param[k].count * 4);
             rig_step(&r, &data, 0, n);
             rig_step(&clean, &data, 0, n);
         }
@@ -268,13 +276,13 @@ static void evaluation_of_one_sample_works(void **state)
 
 /* ---- what is refused, and policies ---- */
 
-#define REFUSED(call, code, ...)                                                                    \
-    do {                                                                                            \
-        const char *const says[] = {__VA_ARGS__};                                                   \
-        memset(&err, 0, sizeof err);                                                                \
-        assert_int_equal(call, code);                                                               \
-        for (int says_i = 0; says_i < COUNT(says); says_i++)                                        \
-            if (!strstr(err.text, says[says_i])) fail_msg("\"%s\" lacks \"%s\"", err.text, says[says_i]); \
+#define REFUSED(call, code, ...)                                                                                               \
+    do {                                                                                                                       \
+        const char *const says[] = {__VA_ARGS__};                                                                              \
+        memset(&err, 0, sizeof err);                                                                                           \
+        assert_int_equal(call, code);                                                                                          \
+        for (int says_i = 0; says_i < COUNT(says); says_i++)                                                                   \
+            if (!strstr(err.text, says[says_i])) fail_msg("\"%s\" lacks \"%s\"", err.text, says[says_i]);                      \
     } while (0)
 
 /* P29, P57 and their like: told before any device has work, and harmless. */
@@ -349,7 +357,11 @@ static void wrong_batches_are_refused(void **state)
 
 static void wrong_settings_are_refused(void **state)
 {
-    static const struct { const char *settings; int devices; const char *says; } cases[] = {
+    static const struct {
+        const char *settings;
+        int devices;
+        const char *says;
+    } cases[] = {
         {"devices.split=weights devices.weights=3,1,2", 2, "3 numbers for 2 devices"}, /* P45 */
         {"devices.split=weights devices.weights=3,x", 2, "\"x\" is not a positive number"},
         {"devices.split=weights", 2, "wants devices.weights"},
@@ -487,8 +499,8 @@ static void check_bytes(rig *r, const char *what, int64_t updates, int64_t outpu
         int64_t extra = d ? outputs / n : outputs * (n - 1) / n; /* loss = master: outputs in and out of the master */
         assert_int_equal(dp_engine_stats(r->e, d, &s), 1);
         if (s.bytes_in != want.in * updates + extra || s.bytes_out != want.out * updates + extra)
-            fail_msg("%s, device %d of %d: in %lld out %lld, wanted %lld and %lld", what, d, (int)n, (long long)s.bytes_in, (long long)s.bytes_out,
-                     (long long)(want.in * updates + extra), (long long)(want.out * updates + extra));
+            fail_msg("%s, device %d of %d: in %lld out %lld, wanted %lld and %lld", what, d, (int)n, (long long)s.bytes_in,
+                     (long long)s.bytes_out, (long long)(want.in * updates + extra), (long long)(want.out * updates + extra));
     }
 }
 
@@ -545,7 +557,8 @@ static void a_second_epoch_makes_nothing(void **state)
 {
     const dp_backend *b = rig_backend(state);
     static const rig_net *const nets[] = {&rig_conv, &rig_gpt};
-    static const char *const switches[] = {"data.accumulate=1", "devices.loss=master devices.broadcast=always data.accumulate=2",
+    static const char *const switches[] = {"data.accumulate=1",
+                                           "devices.loss=master devices.broadcast=always data.accumulate=2",
                                            "devices.shards=5 data.accumulate=2"};
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < COUNT(switches); i++) {

@@ -65,13 +65,19 @@ static void fail_in_a_step(const late_fault *f, const char *settings, int64_t ro
 
 static void a_failing_device_ends_the_step(void **state)
 {
-    static const struct { late_kind kind; int device; int64_t nth; const char *settings; int64_t rows; } cases[] = {
-        {LATE_COPY, 2, 1, "", 12},                     /* upload */
-        {LATE_COPY, 2, 7, "", 12},                     /* parameters */
+    static const struct {
+        late_kind kind;
+        int device;
+        int64_t nth;
+        const char *settings;
+        int64_t rows;
+    } cases[] = {
+        {LATE_COPY, 2, 1, "", 12}, /* upload */
+        {LATE_COPY, 2, 7, "", 12}, /* parameters */
         {LATE_CONVERT, 2, 1, "", 12},
         {LATE_FORWARD, 2, 2, "", 12},
         {LATE_LOSS, 2, 1, "", 12},
-        {LATE_LOSS, 0, 3, "devices.loss=master", 12},  /* the master's, of device 2 */
+        {LATE_LOSS, 0, 3, "devices.loss=master", 12}, /* the master's, of device 2 */
         {LATE_BACKWARD, 2, 1, "", 12},
         {LATE_BACKWARD, 2, 3, "devices.reduce=master", 12},
         {LATE_SUM, 2, 2, "", 12},
@@ -83,7 +89,7 @@ static void a_failing_device_ends_the_step(void **state)
         {LATE_RECORD, 2, 3, "", 12},
         {LATE_WAIT, 2, 1, "", 12},
         {LATE_WAIT, 0, 2, "devices.loss=master", 12},
-        {LATE_PREPARE, 2, 1, "", 17},                  /* a row count not seen before */
+        {LATE_PREPARE, 2, 1, "", 17}, /* a row count not seen before */
     };
     (void)state;
     for (int i = 0; i < COUNT(cases); i++)
@@ -147,9 +153,16 @@ static void two_failing_at_once(void **state) /* P41 */
 /* P40: nothing fails, nothing moves: after devices.timeout_s the message says who is where. */
 static void a_hanging_device_is_named(void **state)
 {
-    static const struct { late_kind kind; int device; const char *settings; int at_once; } cases[] = {
-        {LATE_FORWARD, 3, "", 0}, {LATE_BACKWARD, 2, "devices.reduce=master", 0}, {LATE_FORWARD, 3, "", 1},
-                 {LATE_FORWARD, 1, "", 0},  {LATE_UPDATE, 0, "", 0}};
+    static const struct {
+        late_kind kind;
+        int device;
+        const char *settings;
+        int at_once;
+    } cases[] = {{LATE_FORWARD, 3, "", 0},
+                 {LATE_BACKWARD, 2, "devices.reduce=master", 0},
+                 {LATE_FORWARD, 3, "", 1},
+                 {LATE_FORWARD, 1, "", 0},
+                 {LATE_UPDATE, 0, "", 0}};
     (void)state;
     for (int i = 0; i < COUNT(cases); i++) {
         rig r;
@@ -180,10 +193,16 @@ static void a_hanging_device_is_named(void **state)
 /* Opening fails in the n-th call of a kind on device 2: the error names it and nothing is left. */
 static void opening_fails_clean(void **state)
 {
-    static const struct { late_kind kind; int64_t nth; int at_once; dp_status status; } cases[] = {
-        {LATE_OPEN, 1, 1, DP_EDEVICE},      {LATE_STREAM_OPEN, 1, 1, DP_EDEVICE}, {LATE_ALLOC, 1, 1, DP_ENOMEM},  {LATE_ALLOC, 4, 1, DP_ENOMEM},
-        {LATE_ALLOC, 12, 1, DP_ENOMEM},     {LATE_EVENT_OPEN, 5, 1, DP_EDEVICE},  {LATE_KERNEL_OPEN, 2, 1, DP_EDEVICE}, {LATE_FILL, 1, 1, DP_EDEVICE},
-        {LATE_FILL, 3, 0, DP_EDEVICE_LOST}, {LATE_RECORD, 1, 0, DP_EDEVICE_LOST}};
+    static const struct {
+        late_kind kind;
+        int64_t nth;
+        int at_once;
+        dp_status status;
+    } cases[] = {{LATE_OPEN, 1, 1, DP_EDEVICE},        {LATE_STREAM_OPEN, 1, 1, DP_EDEVICE},
+                 {LATE_ALLOC, 1, 1, DP_ENOMEM},        {LATE_ALLOC, 4, 1, DP_ENOMEM},
+                 {LATE_ALLOC, 12, 1, DP_ENOMEM},       {LATE_EVENT_OPEN, 5, 1, DP_EDEVICE},
+                 {LATE_KERNEL_OPEN, 2, 1, DP_EDEVICE}, {LATE_FILL, 1, 1, DP_EDEVICE},
+                 {LATE_FILL, 3, 0, DP_EDEVICE_LOST},   {LATE_RECORD, 1, 0, DP_EDEVICE_LOST}};
     (void)state;
     int threads = rig_threads();
     for (int i = 0; i < COUNT(cases); i++) {
@@ -193,7 +212,8 @@ static void opening_fails_clean(void **state)
         late_arm(&(late_fault){cases[i].kind, 2, cases[i].nth, cases[i].status, cases[i].at_once, 0});
         dp_status status = rig_try(&r, &rig_conv, b, 4, 0, "devices.timeout_s=20", &err);
         if (status != cases[i].status || err.device != 2)
-            fail_msg("%s %lld: status %d, device %d: %s", late_kind_name(cases[i].kind), (long long)cases[i].nth, (int)status, err.device, err.text);
+            fail_msg("%s %lld: status %d, device %d: %s", late_kind_name(cases[i].kind), (long long)cases[i].nth, (int)status,
+                     err.device, err.text);
         assert_null(r.e);
         rig_close(&r);
         assert_true(rig_threads_back(threads));

@@ -291,7 +291,8 @@ static void temporary_names(void **state)
     assert_int_equal(dp_file_create(&f, at(p, "state-5.safetensors"), NULL), DP_OK);
     DIR *d = opendir(dir);
     assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d)) != NULL;) found += dp_file_is_temporary(e->d_name) && !strncmp(e->d_name, "state-5", 7);
+    for (struct dirent *e; (e = readdir(d)) != NULL;)
+        found += dp_file_is_temporary(e->d_name) && !strncmp(e->d_name, "state-5", 7);
     closedir(d);
     dp_file_discard(&f);
     assert_int_equal(found, 1);
@@ -305,8 +306,8 @@ static void temporary_names(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(plain),    cmocka_unit_test(gzip),        cmocka_unit_test(bomb),
-                                       cmocka_unit_test(written),  cmocka_unit_test(not_written), cmocka_unit_test(no_space),
-                                       cmocka_unit_test(temporary_names)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plain),       cmocka_unit_test(gzip),     cmocka_unit_test(bomb),           cmocka_unit_test(written),
+        cmocka_unit_test(not_written), cmocka_unit_test(no_space), cmocka_unit_test(temporary_names)};
     return cmocka_run_group_tests_name("file", tests, make_dir, remove_dir);
 }

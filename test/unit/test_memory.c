@@ -34,10 +34,10 @@ static void books(void **state)
     assert_int_equal(dp_memory_add(&m, DP_MEM_ACTIVATIONS, 101, "one more", &err), DP_ENOMEM);
     assert_int_equal(err.code, DP_ENOMEM);
     assert_non_null(strstr(err.text, "one more"));
-    assert_non_null(strstr(err.text, "101 B"));        /* wanted */
+    assert_non_null(strstr(err.text, "101 B"));             /* wanted */
     assert_non_null(strstr(err.text, "activations 600 B")); /* held, by class */
-    assert_non_null(strstr(err.text, "1.0 kB"));       /* the limit */
-    assert_non_null(strstr(err.text, "100 B"));        /* free */
+    assert_non_null(strstr(err.text, "1.0 kB"));            /* the limit */
+    assert_non_null(strstr(err.text, "100 B"));             /* free */
     /* A refusal leaves the books as they were; exactly the limit is allowed. */
     assert_int_equal(m.total_live, 900);
     assert_int_equal(m.allocations, 2);

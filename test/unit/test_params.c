@@ -308,6 +308,11 @@ static void test_orders(void **state)
         dp_tensor_from_file(x, file, memory);
         dp_tensor_to_file(x, memory, back);
         assert_memory_equal(file, back, (size_t)x->count * sizeof *file);
+        memcpy(back, memory, (size_t)x->count * sizeof *back);
+        float *row = malloc((size_t)(dp_tensor_row(x) + 1) * sizeof *row);
+        dp_tensor_to_file_here(x, back, row);
+        free(row);
+        assert_memory_equal(file, back, (size_t)x->count * sizeof *file);
         if (!strcmp(x->name, "c.weight")) {
             assert_int_equal(x->count, 2 * 3 * 2 * 2);
             for (int o = 0; o < 2; o++)

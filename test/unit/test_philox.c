@@ -12,8 +12,12 @@ static void known_answers(void **state)
         uint32_t counter[4], key[2], want[4];
     } v[] = {
         {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}, {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+         {0xffffffff, 0xffffffff},
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0xa4093822, 0x299f31d0},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
     };
     (void)state;
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
@@ -54,6 +58,7 @@ static void uniform_range(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(known_answers), cmocka_unit_test(draw_counter), cmocka_unit_test(uniform_range)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(known_answers), cmocka_unit_test(draw_counter),
+                                       cmocka_unit_test(uniform_range)};
     return cmocka_run_group_tests_name("philox", tests, NULL, NULL);
 }

@@ -6,7 +6,8 @@
 static const rig_net *const nets[] = {&rig_mlp, &rig_conv, &rig_dropout, &rig_gpt};
 static const int device_counts[] = {1, 2, 3, 4, 7};
 static const char *const splits[] = {"devices.split=even", "devices.split=chunk", "devices.split=weights devices.weights="};
-static const char *const reduces[] = {"sliced", "master"}, *const losses[] = {"replica", "master"}, *const broadcasts[] = {"on_update", "always"};
+static const char *const reduces[] = {"sliced", "master"}, *const losses[] = {"replica", "master"},
+                         *const broadcasts[] = {"on_update", "always"};
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 
 /* ---- what a training leaves behind, as bytes ---- */
@@ -72,7 +73,8 @@ static dp_result run_ahead(rig *r, const rig_data *data, int n, int window)
 }
 
 /* The same batches twice: one after the other with a look at the gradient, then running ahead. */
-static trace train(const rig_net *net, const dp_backend *b, int devices, int leaves, int n, const char *settings, const rig_data *data)
+static trace train(const rig_net *net, const dp_backend *b, int devices, int leaves, int n, const char *settings,
+                   const rig_data *data)
 {
     rig r;
     trace t = {0};
@@ -88,7 +90,8 @@ static trace train(const rig_net *net, const dp_backend *b, int devices, int lea
 static void split_text(int split, int n, char *text, size_t size)
 {
     snprintf(text, size, "%s", splits[split]);
-    for (int i = 0; split == 2 && i < n; i++) snprintf(text + strlen(text), size - strlen(text), "%s%d", i ? "," : "", 1 + (i * 2 + 2) % 4);
+    for (int i = 0; split == 2 && i < n; i++)
+        snprintf(text + strlen(text), size - strlen(text), "%s%d", i ? "," : "", 1 + (i * 2 + 2) % 4);
 }
 
 /* ---- tests ---- */
@@ -109,8 +112,8 @@ static void devices_equal_leaves_byte_for_byte(void **state)
                 trace one = train(nets[k], dp_backend_cpu(), 1, n, n, how, &data);
                 int tries = rig_full() ? 8 : late ? 1 : 2;
                 for (int c = 0; c < tries; c++, turn += rig_full() ? 1 : 3) {
-                    snprintf(settings, sizeof settings, "%s devices.reduce=%s devices.loss=%s devices.broadcast=%s", how, reduces[turn & 1],
-                             losses[turn >> 1 & 1], broadcasts[turn >> 2 & 1]);
+                    snprintf(settings, sizeof settings, "%s devices.reduce=%s devices.loss=%s devices.broadcast=%s", how,
+                             reduces[turn & 1], losses[turn >> 1 & 1], broadcasts[turn >> 2 & 1]);
                     trace many = train(nets[k], b, n, 0, n, settings, &data);
                     char what[400];
                     snprintf(what, sizeof what, "%s on %d devices, %s", nets[k]->name, n, settings);
@@ -157,7 +160,8 @@ static void shards_train_the_same_bytes_on_any_devices(void **state)
     for (int k = 0; k < COUNT(nets); k++) {
         char settings[256];
         rig_data data = rig_data_new(nets[k], 24, 5);
-        snprintf(settings, sizeof settings, "devices.shards=4 data.accumulate=2 data.batch_size=13 optimizer.clip_norm=0.2 %s", rules[k % 3]);
+        snprintf(settings, sizeof settings, "devices.shards=4 data.accumulate=2 data.batch_size=13 optimizer.clip_norm=0.2 %s",
+                 rules[k % 3]);
         trace one = train_shards(nets[k], dp_backend_cpu(), 1, settings, &data);
         for (int n = b == dp_backend_cpu() ? 2 : 1; n <= 4; n++) {
             char what[64];
@@ -226,8 +230,14 @@ static void accumulation_equals_the_large_batch(void **state)
 static void whole_batch_within_rounding(void **state)
 {
     const dp_backend *b = rig_backend(state);
-    static const struct { int n; const char *split; } cases[] = {{2, "devices.split=even"}, {3, "devices.split=chunk"}, {4, "devices.split=even"},
-                                                                   {7, "devices.split=chunk"}, {3, "devices.split=weights devices.weights=3,1,2"}};
+    static const struct {
+        int n;
+        const char *split;
+    } cases[] = {{2, "devices.split=even"},
+                 {3, "devices.split=chunk"},
+                 {4, "devices.split=even"},
+                 {7, "devices.split=chunk"},
+                 {3, "devices.split=weights devices.weights=3,1,2"}};
     static const int64_t batches[] = {7, 16, 5, 20, 2};
     for (int k = 0; k < COUNT(nets); k++) {
         if (nets[k] == &rig_conv) continue; /* its batchnorm normalises with the statistics of a part */

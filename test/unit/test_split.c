@@ -68,7 +68,7 @@ static void weights_give_shares(void **state) /* P45 */
     dp_splitter two = how(DP_SPLIT_WEIGHTS, 2, 2, 1), three = how(DP_SPLIT_WEIGHTS, 3, 3, 1);
     two.weight[0] = 3;
     EXPECT(two, 16, 12, 4);
-    EXPECT(two, 5, 4, 1);  /* 3.75 and 1.25: the larger fraction gets the one left */
+    EXPECT(two, 5, 4, 1); /* 3.75 and 1.25: the larger fraction gets the one left */
     EXPECT(two, 1, 1);
     EXPECT(three, 8, 3, 3, 2); /* equal fractions: the lowest first */
     three.weight[1] = 0.5;

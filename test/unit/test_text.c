@@ -20,9 +20,23 @@ static void whole_numbers(void **state)
         const char *text;
         int ok;
         int64_t value;
-    } v[] = {{"0", 1, 0}, {" 12\t", 1, 12}, {"-7", 1, -7}, {"+7", 1, 7}, {"9223372036854775807", 1, INT64_MAX}, {"-9223372036854775808", 1, INT64_MIN},
-             {"9223372036854775808", -1, 0}, {"", 0, 0}, {" ", 0, 0}, {"-", 0, 0}, {"+-1", 0, 0}, {"1.0", 0, 0}, {"1e3", 0, 0}, {"0x10", 0, 0},
-             {"12x", 0, 0}, {"1 2", 0, 0}, {"1,000", 0, 0}};
+    } v[] = {{"0", 1, 0},
+             {" 12\t", 1, 12},
+             {"-7", 1, -7},
+             {"+7", 1, 7},
+             {"9223372036854775807", 1, INT64_MAX},
+             {"-9223372036854775808", 1, INT64_MIN},
+             {"9223372036854775808", -1, 0},
+             {"", 0, 0},
+             {" ", 0, 0},
+             {"-", 0, 0},
+             {"+-1", 0, 0},
+             {"1.0", 0, 0},
+             {"1e3", 0, 0},
+             {"0x10", 0, 0},
+             {"12x", 0, 0},
+             {"1 2", 0, 0},
+             {"1,000", 0, 0}};
     (void)state;
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
         int64_t n = 0;
@@ -37,9 +51,10 @@ static void check_numbers(void)
         const char *text;
         int ok;
         double value;
-    } v[] = {{"1e-3", 1, 1e-3}, {"2.5E-4", 1, 2.5e-4}, {".5", 1, 0.5}, {"5.", 1, 5}, {"-0.25", 1, -0.25}, {" 3.14 ", 1, 3.14}, {"1e308", 1, 1e308},
-             {"1e309", -1, 0}, {"-1e309", -1, 0}, {"1e-3x", 0, 0}, {"0,001", 0, 0}, {"nan", 0, 0}, {"inf", 0, 0}, {"0x1p3", 0, 0}, {"", 0, 0},
-             {"e5", 0, 0}, {".", 0, 0}, {"1e", 0, 0}, {"1.2.3", 0, 0}, {"1 2", 0, 0}};
+    } v[] = {{"1e-3", 1, 1e-3},   {"2.5E-4", 1, 2.5e-4}, {".5", 1, 0.5},   {"5.", 1, 5},      {"-0.25", 1, -0.25},
+             {" 3.14 ", 1, 3.14}, {"1e308", 1, 1e308},   {"1e309", -1, 0}, {"-1e309", -1, 0}, {"1e-3x", 0, 0},
+             {"0,001", 0, 0},     {"nan", 0, 0},         {"inf", 0, 0},    {"0x1p3", 0, 0},   {"", 0, 0},
+             {"e5", 0, 0},        {".", 0, 0},           {"1e", 0, 0},     {"1.2.3", 0, 0},   {"1 2", 0, 0}};
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
         double x = 0;
         assert_int_equal(dp_parse_double(v[i].text, &x), v[i].ok);
@@ -56,7 +71,8 @@ static void numbers(void **state)
 /* Under a locale that writes 3,14: parsing, printing and error texts do not move, and the host's locale stays. */
 static void comma_locale(void **state)
 {
-    static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8", "de_DE", "fr_FR.UTF-8", "fr_FR.utf8", "es_ES.UTF-8", "it_IT.UTF-8", "ru_RU.UTF-8"};
+    static const char *const names[] = {"de_DE.UTF-8", "de_DE.utf8",  "de_DE",       "fr_FR.UTF-8",
+                                        "fr_FR.utf8",  "es_ES.UTF-8", "it_IT.UTF-8", "ru_RU.UTF-8"};
     const char *found = NULL;
     char text[32];
     dp_error err;
@@ -215,9 +231,10 @@ static void names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_numbers), cmocka_unit_test(numbers),  cmocka_unit_test(comma_locale), cmocka_unit_test(thread_locale),
-        cmocka_unit_test(quoting),       cmocka_unit_test(nearest),  cmocka_unit_test(patterns),     cmocka_unit_test(hashes),
-        cmocka_unit_test(sizes),         cmocka_unit_test(errors),   cmocka_unit_test(names),
+        cmocka_unit_test(whole_numbers), cmocka_unit_test(numbers), cmocka_unit_test(comma_locale),
+        cmocka_unit_test(thread_locale), cmocka_unit_test(quoting), cmocka_unit_test(nearest),
+        cmocka_unit_test(patterns),      cmocka_unit_test(hashes),  cmocka_unit_test(sizes),
+        cmocka_unit_test(errors),        cmocka_unit_test(names),
     };
     return cmocka_run_group_tests_name("text", tests, NULL, NULL);
 }

@@ -6,8 +6,8 @@
 #include <math.h>
 
 enum {
-    BLOCK = 32,                          /* queries at a time */
-    TILE = DP_LANES == 16 ? 8 : 4,       /* rows of a register tile; two vectors wide */
+    BLOCK = 32,                    /* queries at a time */
+    TILE = DP_LANES == 16 ? 8 : 4, /* rows of a register tile; two vectors wide */
     PAD = DP_HEAD_PAD
 };
 
@@ -17,8 +17,9 @@ static inline int64_t smaller(int64_t a, int64_t b)
 }
 
 /* c (rows, 1 or 2 vectors) = or += a b; a[r * row + k * col]. */
-static inline __attribute__((always_inline)) void tile(int rows, int vectors, float *c, int64_t ldc, const float *a, int64_t row, int64_t col,
-                                                       const float *b, int64_t ldb, int64_t depth, int add)
+static inline __attribute__((always_inline)) void tile(int rows, int vectors, float *c, int64_t ldc, const float *a,
+                                                       int64_t row, int64_t col, const float *b, int64_t ldb, int64_t depth,
+                                                       int add)
 {
     vf sum[TILE][2];
     for (int r = 0; r < rows; r++) {
@@ -38,8 +39,8 @@ static inline __attribute__((always_inline)) void tile(int rows, int vectors, fl
 }
 
 /* c (rows <= TILE, n) = or += a (rows, depth) b (depth, n); n a multiple of PAD. */
-static void strip(int64_t rows, int64_t n, float *c, int64_t ldc, const float *a, int64_t row, int64_t col, const float *b, int64_t ldb,
-                  int64_t depth, int add)
+static void strip(int64_t rows, int64_t n, float *c, int64_t ldc, const float *a, int64_t row, int64_t col, const float *b,
+                  int64_t ldb, int64_t depth, int add)
 {
     int64_t j = 0;
     if (rows == TILE) {
@@ -129,7 +130,8 @@ static inline int64_t padded_keys(const dp_head *h, int64_t end)
 
 /* Scores s (rows, padded) of queries first .. to exp(s * scale - the row's largest), zeros where a key is not seen. Loop by loop
  * over all rows, so that the constants of exp stay in registers. */
-static void softmax(const dp_head *h, float *s, int64_t stride, int64_t rows, int64_t padded, int64_t first, float *top, float *sum)
+static void softmax(const dp_head *h, float *s, int64_t stride, int64_t rows, int64_t padded, int64_t first, float *top,
+                    float *sum)
 {
     vf most[TILE];
     for (int64_t r = 0; r < rows; r++) {
@@ -178,8 +180,8 @@ static void forward(const dp_head *h, const float *q, const float *k, const floa
 
 /* Scores p and d_scores dp (rows, padded) of queries first .. to probabilities exp(scale p - log_sum) and to p (dp - delta) scale,
  * delta = the row's sum of p dp = that of out and its gradient; zeros where a key is not seen. */
-static void gradient(const dp_head *h, float *p, float *dp, int64_t stride, int64_t rows, int64_t padded, int64_t first, const float *log_sum,
-                     const float *delta)
+static void gradient(const dp_head *h, float *p, float *dp, int64_t stride, int64_t rows, int64_t padded, int64_t first,
+                     const float *log_sum, const float *delta)
 {
     for (int64_t r = 0; r < rows; r++, p += stride, dp += stride) {
         DP_IVDEP
@@ -196,7 +198,8 @@ static void backward(const dp_head *h, const float *q, const float *k, const flo
                      const float *d_out, float *dq, float *dk, float *dv)
 {
     const int64_t t = h->t, w = h->width, tp = (t + PAD - 1) / PAD * PAD, wp = (w + PAD - 1) / PAD * PAD;
-    float *kt = h->work, *vt = kt + w * tp, *kp = vt + w * tp, *qp = kp + t * wp, *gp = qp + t * wp, *dkp = gp + t * wp, *dvp = dkp + t * wp;
+    float *kt = h->work, *vt = kt + w * tp, *kp = vt + w * tp, *qp = kp + t * wp, *gp = qp + t * wp, *dkp = gp + t * wp,
+          *dvp = dkp + t * wp;
     float *p = dvp + t * wp, *ds = p + BLOCK * tp, *dqp = ds + BLOCK * tp;
     pack_transposed(kt, tp, k, h->stride, t, w);
     pack_transposed(vt, tp, v, h->stride, t, w);
