@@ -63,6 +63,17 @@ static dp_status plan_eval(dp_set_request *q, const char *format, int *none, dp_
     return DP_OK;
 }
 
+/* The message names the resolved path; the user wrote another, and knows it by its place (P92). */
+static dp_status as_written(const dp_config *c, const char *key, dp_status status, dp_error *err)
+{
+    char where[256];
+    const char *written = dp_config_path_as_written(c, key);
+    if (status != DP_EIO || !err || !strcmp(written, dp_config_text(c, key))) return status;
+    size_t at = strlen(err->text);
+    dp_format(err->text + at, sizeof err->text - at, " (%s = %s)", dp_config_where(c, key, where, sizeof where), written);
+    return status;
+}
+
 dp_status dp_data_open(dp_data **d, const dp_config *c, int train, dp_error *err)
 {
     char where[256];
@@ -80,7 +91,7 @@ dp_status dp_data_open(dp_data **d, const dp_config *c, int train, dp_error *err
             return dp_fail(err, DP_ECONFIG, "%s is not set: format %s needs a path",
                            dp_config_where(c, q.key, where, sizeof where), format);
         }
-        return formats[i].open(d, &q, err);
+        return as_written(c, q.key, formats[i].open(d, &q, err), err);
     }
     return dp_fail(err, DP_ECONFIG, "%s: unknown format \"%s\"", dp_config_where(c, "data.format", where, sizeof where),
                    format ? format : "");

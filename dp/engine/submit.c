@@ -87,9 +87,9 @@ static dp_status check_leaves(const dp_engine *e, const dp_step *s, int *drop, d
         for (int k = 0; k < e->graph->n_nodes; k++)
             if (e->graph->node[k].live && e->graph->node[k].min_rows > rows) layer = e->graph->node[k].name;
         dp_fail(err, DP_EARGUMENT,
-                "Step %lld: layer %s sees one value per channel in a part of %lld row; it needs at least %d rows. "
+                "Batch %lld: layer %s sees one value per channel in a part of %lld row; it needs at least %d rows. "
                 "Set devices.small_batch = drop or merge, data.drop_last = 1, or another devices.split.",
-                (long long)s->index, layer, (long long)rows, e->graph->min_rows);
+                (long long)s->index + 1, layer, (long long)rows, e->graph->min_rows);
         dp_error_place(err, -1, i, -1, NULL, s->index, layer);
         return DP_EARGUMENT;
     }
@@ -234,15 +234,15 @@ static dp_status non_finite(dp_engine *e, const dp_step *s, dp_result *r, dp_err
             if (s->split.leaf[i].rows && !isfinite(s->sums[i].loss)) device = d;
     if (!e->on.stop_on_nan) {
         r->skipped = s->update;
-        dp_log(e->config, DP_LOG_WARN, "Step %lld: %s is not finite; the update is skipped.", (long long)s->index,
+        dp_log(e->config, DP_LOG_WARN, "Batch %lld: %s is not finite; the update is skipped.", (long long)s->index + 1,
                device >= 0 ? "the loss" : "the gradient");
         return DP_OK;
     }
     /* The other batch in flight runs to its end first, since the gradient is fetched behind it. */
     const char *tensor = s->update ? bad_tensor(e) : NULL;
     dp_fail(err, DP_ENONFINITE,
-            "Step %lld: %s is NaN or infinite%s%s. Lower optimizer.lr, set optimizer.clip_norm, or look at the data; %s.",
-            (long long)s->index, device >= 0 ? "the loss" : "the gradient", tensor ? "; first bad gradient: " : "",
+            "Batch %lld: %s is NaN or infinite%s%s. Lower optimizer.lr, set optimizer.clip_norm, or look at the data; %s.",
+            (long long)s->index + 1, device >= 0 ? "the loss" : "the gradient", tensor ? "; first bad gradient: " : "",
             tensor ? tensor : "", "run.on_nan = warn skips such updates");
     dp_error_place(err, device >= 0 ? device : 0, device >= 0 ? device : 0, DP_PHASE_LOSS, dp_phase_name(DP_PHASE_LOSS),
                    s->index, tensor);
@@ -282,8 +282,8 @@ dp_status dp_engine_wait(dp_engine *e, dp_result *result, dp_error *err)
         finite = s->verdict->finite;
     } else if (s->last_of_window) {
         r.skipped = 1;
-        dp_log(e->config, DP_LOG_WARN, "Step %lld: no target counted in this window; nothing was updated.",
-               (long long)s->index);
+        dp_log(e->config, DP_LOG_WARN, "Batch %lld: no target counted in this window; nothing was updated.",
+               (long long)s->index + 1);
     }
     r.updates = e->updates;
     if (!finite || !isfinite(r.loss_sum)) DP_TRY(non_finite(e, s, &r, err));

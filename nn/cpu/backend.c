@@ -15,7 +15,7 @@
 
 enum { ALIGNMENT = 64 };
 /* Huge pages speed large arenas up, but make a small process's resident size coarse. */
-static const size_t huge_page = (size_t)2 << 20, huge_from = (size_t)8 << 20;
+static const size_t huge_page = (size_t)2 << 20, huge_from = (size_t)2 << 20;
 
 struct dp_be_event {
     dp_be_device *device;

@@ -407,7 +407,7 @@ static void parts_too_small_for_a_batchnorm(void **state)
 
     rig_open(&r, &rig_tight, b, 4, 0, "devices.small_batch=error");
     dp_batch one = rig_batch(&data, 0, 1);
-    REFUSED(dp_engine_submit(r.e, &one, &err), DP_EARGUMENT, "layer bn ", "Step 0", "part of 1 row", "devices.small_batch");
+    REFUSED(dp_engine_submit(r.e, &one, &err), DP_EARGUMENT, "layer bn ", "Batch 1", "part of 1 row", "devices.small_batch");
     assert_string_equal(err.layer, "bn");
     rig_step(&r, &data, 0, 2);
     rig_close(&r);
@@ -462,7 +462,7 @@ static void a_gradient_that_is_not_finite(void **state)
     rig_close(&r);
 
     rig_open(&r, &rig_flat, b, 4, 0, "");
-    REFUSED(dp_engine_step(r.e, &batch, &result, &err), DP_ENONFINITE, "Step 0", "fc1.weight");
+    REFUSED(dp_engine_step(r.e, &batch, &result, &err), DP_ENONFINITE, "Batch 1", "fc1.weight");
     assert_int_equal(err.device, 3);
     REFUSED(dp_engine_step(r.e, &batch, &result, &err), DP_EFAILED, "failed before");
     rig_close(&r);
