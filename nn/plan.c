@@ -70,16 +70,27 @@ dp_status dp_plan_prepare(dp_plan *p, int64_t rows, dp_error *err)
     return DP_OK;
 }
 
-dp_status dp_plan_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_error *err)
+/* Rows that are what the first layer reads stay where they were uploaded; others are converted. */
+static dp_status take_input(dp_plan *p, dp_be_stream *s, const dp_pass *pass)
 {
     const dp_node *in = &p->graph->node[0];
     int64_t shape[3] = {1, 1, 1};
-    dp_status status;
-    DP_TRY(dp_plan_prepare(p, pass->run.rows, err));
     for (int i = 0; i < in->rank; i++) shape[3 - in->rank + i] = in->shape[i];
-    set_layer(p, in->name);
-    status = p->backend->convert(s, &pass->run, p->value[0].data, in->dtype, pass->x, pass->x_type, pass->x_layout, shape,
-                                 pass->mean, pass->inv_std);
+    int in_order = pass->x_layout == DP_HWC || shape[2] == 1 || shape[0] * shape[1] == 1;
+    if (pass->x_type == in->dtype && in_order && !pass->mean) {
+        p->value[0].data = (float *)(uintptr_t)pass->x;
+        return DP_OK;
+    }
+    p->value[0].data = p->input;
+    return p->backend->convert(s, &pass->run, p->input, in->dtype, pass->x, pass->x_type, pass->x_layout, shape, pass->mean,
+                               pass->inv_std);
+}
+
+dp_status dp_plan_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_error *err)
+{
+    DP_TRY(dp_plan_prepare(p, pass->run.rows, err));
+    set_layer(p, p->graph->node[0].name);
+    dp_status status = take_input(p, s, pass);
     if (status) return failed(NULL, status, "forward", err);
     for (int i = 0; i < p->n_links; i++) {
         const dp_link *k = &p->link[i];

@@ -14,7 +14,7 @@ typedef enum dp_stop {
 typedef struct dp_pass {      /* one leaf */
     dp_run run;               /* host copy */
     const dp_run *run_device; /* the same in device memory */
-    const void *x;            /* raw rows in device memory */
+    const void *x;            /* raw rows in device memory, aligned; read until backward has run */
     dp_dtype x_type;
     dp_layout x_layout;
     const float *mean, *inv_std; /* (channels) device memory; NULL: none */

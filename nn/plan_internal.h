@@ -36,6 +36,7 @@ struct dp_plan {
     int train;
     dp_value *value;
     int n_values, output;
+    float *input; /* where converted rows go; value[0] points there or at the caller's */
     dp_link *link;
     int n_links;
     dp_bucket_stop *bucket; /* in the order of completion */

@@ -211,6 +211,7 @@ static dp_status place(dp_plan *p, dp_error *err)
         p->value[i].data = AT(p->value[i].data_span);
         p->value[i].grad = AT(p->value[i].grad_span);
     }
+    p->input = p->value[0].data;
     for (int i = 0; i < p->n_links; i++) {
         dp_link *k = &p->link[i];
         k->saved = AT(k->saved_span);

@@ -48,6 +48,7 @@ static void fail_in_a_step(const late_fault *f, const char *settings, int64_t ro
     rig_step(&r, &data, 0, 12);
     late_arm(f);
     dp_batch b = rig_batch(&data, 0, rows);
+    if (f->kind == LATE_CONVERT) b.x.layout = DP_CHW; /* rows in the order of the first layer are not converted */
     memset(&err, 0, sizeof err);
     dp_status status = dp_engine_submit(r.e, &b, &err);
     if (ahead && !status) status = dp_engine_submit(r.e, &b, &err);
