@@ -37,6 +37,7 @@ static void read_model(model *m, const char *name, int width, int tokens, int ta
         strcat(m->text, line);
     }
     m->net = (rig_net){name, m->text, tokens, width, targets, classes, 0};
+    dp_config_free(c);
 }
 
 /* Lines of [model] may stand behind blocks in a file, so that the block's name is lost between them: configs put them first. */
