@@ -90,6 +90,20 @@ static void shipped_models_equal_their_leaves(void **state)
     }
 }
 
+/* The ops that the shipped models leave out, in one network. */
+static void the_other_ops_equal_their_leaves(void **state)
+{
+    static const char text[] = "[model]\ninput = 4x8x8\nc1 = conv2d out=8 kernel=3 pad=2 dilation=2 groups=2 | sigmoid\n"
+                               "c2 = conv2d out=8 kernel=3 pad=1 groups=8 | tanh\na = avgpool2d kernel=2 from=c1\n"
+                               "m = maxpool2d kernel=3 stride=2 pad=1 from=c2\ncat = concat from=a,m\nb = batchnorm2d | relu\n"
+                               "s = add from=b,cat | gelu\nd = dropout p=0.3\nf = flatten | layernorm\n"
+                               "fc = linear out=12 | softmax\nout = linear out=5\n";
+    model m = {.net = {"other ops", text, 0, 256, 1, 5, 0}};
+    const dp_backend *b = rig_backend(state);
+    for (int devices = 2; devices <= 4; devices++) same_on(&m, b, devices, "");
+    same_on(&m, b, 7, "devices.loss=master");
+}
+
 /* Two epochs over a loader; the weights at the end. */
 static float *train_over_loader(const rig_net *net, const dp_backend *b, int devices, int workers, const rig_data *d,
                                 int64_t *count)
@@ -173,7 +187,7 @@ static void layouts_do_not_matter(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {ON(shipped_models_equal_their_leaves), ON(loaders_and_devices_do_not_matter),
-                                       ON(layouts_do_not_matter)};
+    const struct CMUnitTest tests[] = {ON(shipped_models_equal_their_leaves), ON(the_other_ops_equal_their_leaves),
+                                       ON(loaders_and_devices_do_not_matter), ON(layouts_do_not_matter)};
     return cmocka_run_group_tests(tests, rig_warm_up, NULL);
 }
