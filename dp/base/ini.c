@@ -40,12 +40,13 @@ static void complain(parser *p, dp_status code, const char *key, const char *fmt
     va_start(ap, fmt);
     dp_vformat(reason, sizeof reason, fmt, ap);
     va_end(ap);
+    const char *stop = reason[strcspn(reason, "?")] ? "" : "."; /* a question has its own */
     if (key)
-        dp_fail(&e, code, "%s:%d: [%s] %s: %s.", p->file, p->line, p->section, key, reason);
+        dp_fail(&e, code, "%s:%d: [%s] %s: %s%s", p->file, p->line, p->section, key, reason, stop);
     else if (*p->section)
-        dp_fail(&e, code, "%s:%d: [%s]: %s.", p->file, p->line, p->section, reason);
+        dp_fail(&e, code, "%s:%d: [%s]: %s%s", p->file, p->line, p->section, reason, stop);
     else
-        dp_fail(&e, code, "%s:%d: %s.", p->file, p->line, reason);
+        dp_fail(&e, code, "%s:%d: %s%s", p->file, p->line, reason, stop);
     dp_log(p->c, DP_LOG_ERROR, "%s", e.text);
     if (!p->errors++) p->first = e;
 }
