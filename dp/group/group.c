@@ -60,12 +60,13 @@ void dp_raise(dp_group *g, _Atomic uint64_t *counter, uint64_t value)
     pthread_mutex_unlock(&g->lock);
 }
 
-static void abort_group(dp_group *g)
+static int abort_group(dp_group *g) /* 1: nobody had before */
 {
     pthread_mutex_lock(&g->lock);
-    atomic_store(&g->aborted, 1);
+    int first = !atomic_exchange(&g->aborted, 1);
     pthread_cond_broadcast(&g->moved);
     pthread_mutex_unlock(&g->lock);
+    return first;
 }
 
 /* Parks for at most `limit` seconds; returns at once when *counter has got there, the group stops or, unless idle, was aborted. */
@@ -136,8 +137,7 @@ static dp_status await(dp_group *g, const _Atomic uint64_t *counter, uint64_t va
         double quiet = dp_now() - fmax(last_progress(g), begin);
         if (quiet > g->list.timeout_s) {
             timed_out(g, what, err);
-            abort_group(g);
-            return DP_ETIMEOUT;
+            return abort_group(g) ? DP_ETIMEOUT : aborted(err); /* one hang is one failure, whoever else waits for it */
         }
         park(g, counter, value, fmin(0.25, g->list.timeout_s - quiet + 0.001), 0);
     }
@@ -150,7 +150,7 @@ dp_status dp_await(dp_group *g, dp_worker *w, const _Atomic uint64_t *counter, u
     if (w) atomic_store_explicit(&w->waits, 1, memory_order_relaxed);
     dp_status status = await(g, counter, value, what, begin, err);
     if (!w) return status;
-    atomic_store_explicit(&w->waits, 0, memory_order_relaxed);
+    if (!status) atomic_store_explicit(&w->waits, 0, memory_order_relaxed); /* who gave up still counts as waiting */
     w->timeline.current.waited += dp_now() - begin;
     return status;
 }

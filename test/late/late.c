@@ -466,9 +466,10 @@ static dp_status late_wait(dp_be_stream *s, dp_be_event *e)
 
 static int late_done(dp_be_event *e)
 {
+    /* In this order: a record that fails passes too, after the device has failed. */
+    int passed = atomic_load_explicit(&e->state->passed, memory_order_acquire) >= e->state->recorded;
     int failed = atomic_load_explicit(&e->device->failed, memory_order_acquire);
-    if (failed) return -failed;
-    return atomic_load_explicit(&e->state->passed, memory_order_acquire) >= e->state->recorded;
+    return failed ? -failed : passed;
 }
 
 /* ---- work of a stream ---- */

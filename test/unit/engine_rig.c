@@ -4,44 +4,57 @@
 #include <math.h>
 #include <unistd.h>
 
-const rig_net rig_mlp = {"mlp", "[model]\ninput = 12\nfc1 = linear out=16 | relu\nfc2 = linear out=4\n", 0, 12, 1, 4, 0};
-const rig_net rig_flat = {"flat", "[model]\ninput = 12\nfc1 = linear out=16 | tanh\nfc2 = linear out=10\n", 0, 12, 1, 10, 1};
-const rig_net rig_dropout = {"dropout",
-                             "[model]\ninput = 12\nfc1 = linear out=16 | tanh\ndrop = dropout p=0.4\nfc2 = linear out=8 | "
-                             "sigmoid | dropout p=0.2\nfc3 = linear out=4\n",
-                             0,
-                             12,
-                             1,
-                             4,
-                             1};
-const rig_net rig_conv = {"conv",
-                          "[model]\ninput = 3x5x5\nconv1 = conv2d out=6 kernel=3 pad=1 bias=0\nbn1 = batchnorm2d | relu\n"
-                          "conv2 = conv2d out=6 kernel=3 pad=1 bias=0\nbn2 = batchnorm2d\nsum = add from=bn2,bn1 | relu\n"
-                          "pool = globalavgpool | flatten\nfc = linear out=4\n",
-                          0,
-                          75,
-                          1,
-                          4,
-                          0};
-const rig_net rig_gpt = {"gpt",
-                         "[model]\ninput = tokens 5\ne = embedding vocab=11 dim=8\np = position\nln1 = layernorm\n"
-                         "attn = attention heads=2 causal=1\nsum1 = add from=p,attn\nln2 = layernorm\n"
-                         "fc = linear out=16 | gelu approximate=tanh\nout = linear out=8\nsum2 = add from=sum1,out\n"
-                         "head = linear out=11 bias=0\n",
-                         11,
-                         5,
-                         5,
-                         11,
-                         1};
+const rig_net rig_mlp = {.name = "mlp",
+                         .text = "[model]\ninput = 12\nfc1 = linear out=16 | relu\nfc2 = linear out=4\n",
+                         .width = 12,
+                         .targets = 1,
+                         .classes = 4};
+/* Several chunks of parameters in two buckets: every device has something in its slices. The other nets fill one chunk. */
+const rig_net rig_wide = {.name = "wide",
+                          .text = "[model]\ninput = 12\nfc1 = linear out=480 | tanh\nfc2 = linear out=48 | tanh\n"
+                                  "fc3 = linear out=4\n",
+                          .width = 12,
+                          .targets = 1,
+                          .classes = 4,
+                          .smooth = 1,
+                          .settings = "devices.bucket_mb=0.05"};
+const rig_net rig_flat = {.name = "flat",
+                          .text = "[model]\ninput = 12\nfc1 = linear out=16 | tanh\nfc2 = linear out=10\n",
+                          .width = 12,
+                          .targets = 1,
+                          .classes = 10,
+                          .smooth = 1};
+const rig_net rig_dropout = {.name = "dropout",
+                             .text = "[model]\ninput = 12\nfc1 = linear out=16 | tanh\ndrop = dropout p=0.4\n"
+                                     "fc2 = linear out=8 | sigmoid | dropout p=0.2\nfc3 = linear out=4\n",
+                             .width = 12,
+                             .targets = 1,
+                             .classes = 4,
+                             .smooth = 1};
+const rig_net rig_conv = {.name = "conv",
+                          .text = "[model]\ninput = 3x5x5\nconv1 = conv2d out=6 kernel=3 pad=1 bias=0\n"
+                                  "bn1 = batchnorm2d | relu\nconv2 = conv2d out=6 kernel=3 pad=1 bias=0\nbn2 = batchnorm2d\n"
+                                  "sum = add from=bn2,bn1 | relu\npool = globalavgpool | flatten\nfc = linear out=4\n",
+                          .width = 75,
+                          .targets = 1,
+                          .classes = 4};
+const rig_net rig_gpt = {.name = "gpt",
+                         .text = "[model]\ninput = tokens 5\ne = embedding vocab=11 dim=8\np = position\nln1 = layernorm\n"
+                                 "attn = attention heads=2 causal=1\nsum1 = add from=p,attn\nln2 = layernorm\n"
+                                 "fc = linear out=16 | gelu approximate=tanh\nout = linear out=8\n"
+                                 "sum2 = add from=sum1,out\nhead = linear out=11 bias=0\n",
+                         .tokens = 11,
+                         .width = 5,
+                         .targets = 5,
+                         .classes = 11,
+                         .smooth = 1};
 /* A batchnorm on 1 x 1 maps: two samples are its least. */
-const rig_net rig_tight = {
-    "tight",
-    "[model]\ninput = 3x2x2\nconv = conv2d out=4 kernel=2\nbn = batchnorm2d | relu\nflat = flatten\nfc = linear out=4\n",
-    0,
-    12,
-    1,
-    4,
-    0};
+const rig_net rig_tight = {.name = "tight",
+                           .text = "[model]\ninput = 3x2x2\nconv = conv2d out=4 kernel=2\nbn = batchnorm2d | relu\n"
+                                   "flat = flatten\nfc = linear out=4\n",
+                           .width = 12,
+                           .targets = 1,
+                           .classes = 4};
 
 /* ---- data ---- */
 
@@ -125,6 +138,7 @@ dp_status rig_try(rig *r, const rig_net *net, const dp_backend *b, int devices, 
     for (int d = 0; d < devices; d++) snprintf(use + strlen(use), sizeof use - strlen(use), "%scpu:%d", d ? "," : "", d);
     assert_int_equal(dp_config_set(r->config, "devices.use", use), DP_OK);
     set_all(r->config, "devices.threads=1 data.batch_size=24 optimizer.lr=0.1 optimizer.momentum=0.9 eval.batch_size=4");
+    if (net->settings) set_all(r->config, net->settings);
     set_all(r->config, settings);
     return dp_engine_open_on(&r->e, r->graph, r->config, b, leaves, err);
 }

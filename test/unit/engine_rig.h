@@ -17,8 +17,9 @@ typedef struct rig_net {
     int tokens;                  /* 0: float rows; else the vocabulary */
     int width, targets, classes; /* of a row of x; per row; of a target */
     int smooth;                  /* no relu: only rounding tells a whole batch from its parts */
+    const char *settings;        /* NULL: none of its own */
 } rig_net;
-extern const rig_net rig_mlp, rig_conv, rig_dropout, rig_gpt, rig_flat, rig_tight;
+extern const rig_net rig_mlp, rig_wide, rig_conv, rig_dropout, rig_gpt, rig_flat, rig_tight;
 
 typedef struct rig_data { /* n samples and their targets, the same for the same seed */
     const rig_net *net;

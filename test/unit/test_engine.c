@@ -166,11 +166,12 @@ static void ignored_targets_are_not_counted(void **state)
 
 /* ---- parameters without gradient ---- */
 
-static const rig_net rig_unused = {
-    "unused", "[model]\ninput = 12\nfc1 = linear out=8 | relu\nside = linear out=5 from=input\nfc2 = linear out=4 from=fc1\n",
-    0,        12,
-    1,        4,
-    0};
+static const rig_net rig_unused = {.name = "unused",
+                                   .text = "[model]\ninput = 12\nfc1 = linear out=8 | relu\n"
+                                           "side = linear out=5 from=input\nfc2 = linear out=4 from=fc1\n",
+                                   .width = 12,
+                                   .targets = 1,
+                                   .classes = 4};
 
 /* P72: a branch that does not reach the output stays as it is, and is named once; idle devices count as 0. */
 static void unused_parameters_stay(void **state)

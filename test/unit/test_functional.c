@@ -171,7 +171,12 @@ static void replicas_are_the_masters_values(void **state)
 /* y = W x + b in double; the largest of 12 products of |x| < 1, |w| < 0.29 rounds to below 1e-6 */
 static void gathered_outputs_are_the_networks(void **state)
 {
-    static const rig_net linear = {"linear", "[model]\ninput = 12\nfc = linear out=4\n", 0, 12, 1, 4, 1};
+    static const rig_net linear = {.name = "linear",
+                                   .text = "[model]\ninput = 12\nfc = linear out=4\n",
+                                   .width = 12,
+                                   .targets = 1,
+                                   .classes = 4,
+                                   .smooth = 1};
     static const int64_t sizes[] = {4, 0, 3};
     rig_data data = rig_data_new(&linear, 7, 8);
     dp_batch batch = unnamed(&data, 0, 7);

@@ -36,7 +36,7 @@ static void read_model(model *m, const char *name, int width, int tokens, int ta
         assert_true(strlen(m->text) + strlen(line) < sizeof m->text);
         strcat(m->text, line);
     }
-    m->net = (rig_net){name, m->text, tokens, width, targets, classes, 0};
+    m->net = (rig_net){name, m->text, tokens, width, targets, classes, 0, NULL};
     dp_config_free(c);
 }
 
@@ -98,7 +98,7 @@ static void the_other_ops_equal_their_leaves(void **state)
                                "m = maxpool2d kernel=3 stride=2 pad=1 from=c2\ncat = concat from=a,m\nb = batchnorm2d | relu\n"
                                "s = add from=b,cat | gelu\nd = dropout p=0.3\nf = flatten | layernorm\n"
                                "fc = linear out=12 | softmax\nout = linear out=5\n";
-    model m = {.net = {"other ops", text, 0, 256, 1, 5, 0}};
+    model m = {.net = {"other ops", text, 0, 256, 1, 5, 0, NULL}};
     const dp_backend *b = rig_backend(state);
     for (int devices = 2; devices <= 4; devices++) same_on(&m, b, devices, "");
     same_on(&m, b, 7, "devices.loss=master");
