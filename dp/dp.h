@@ -57,9 +57,35 @@ typedef struct dp_device_stats { /* since open */
     int64_t bytes_in, bytes_out; /* between devices */
     int64_t host_in, host_out;   /* between host and this device */
     int64_t created;  /* kernels' primitives, streams, events made so far: constant once every row count has been seen */
-    double phase[16]; /* seconds by DP_PHASE_ */
-    int64_t reserved[8];
+    double phase[16]; /* seconds by DP_PHASE_: they add up to the time since open; what runs under another phase is in hidden */
+    double hidden;    /* seconds of communication under computation */
+    int64_t steps;    /* training batches */
+    int64_t reserved[6];
 } dp_device_stats;
+
+/* One stretch of work on a device, as trace.json shows it. Lanes run beside each other; inside one spans follow each other. */
+enum { DP_LANE_COMPUTE, DP_LANE_COMM, DP_LANES };
+typedef struct dp_span {
+    int32_t device, lane, phase;
+    int32_t bucket;      /* of parameters; -1: none */
+    int64_t step;        /* training batch, 0, 1, ...; -1: none of one */
+    double begin, end;   /* seconds since open */
+    double waited;       /* of that: for another device */
+    int64_t bytes_in;    /* from other devices */
+    int64_t host_in, host_out;
+    uint64_t peers;      /* bit d: it read memory of device d */
+    char layer[48];      /* run.trace = layer: the layer; else "" */
+    int64_t reserved[2];
+} dp_span;
+typedef void (*dp_span_fn)(void *user, const dp_span *span);
+
+/* What moved between two devices: `from` was read by `to`. */
+typedef struct dp_link {
+    char kind[16];       /* "memory" (CPU devices), "peer", "host" (staged) */
+    int64_t bytes;       /* since open */
+    double bytes_per_s;  /* by dp_engine_measure_links; 0: not measured */
+    int64_t reserved[4];
+} dp_link;
 
 /* Devices, switches, optimizer and loss from c, the network from g (finished; must outlive the engine). Everything is allocated
  * here; weights get their seeded start. DP_ENOMEM names device, class, bytes and a batch size that fits. */
@@ -86,6 +112,12 @@ DP_API dp_status dp_engine_load(dp_engine *e, const char *path, dp_error *err);
 DP_API dp_status dp_engine_save(dp_engine *e, const char *path, dp_error *err);
 DP_API int dp_engine_devices(const dp_engine *e);
 DP_API int dp_engine_stats(const dp_engine *e, int device, dp_device_stats *s); /* 0: no such device */
+/* Every span since the last call that the devices' rings still hold (4,096 records a device), device by device in order of time, of
+ * batches that have been waited for. */
+DP_API dp_status dp_engine_trace(dp_engine *e, dp_span_fn fn, void *user, dp_error *err);
+/* Copies 4 MB over every ordered pair of devices, all pairs of a distance at once, and keeps the rates for dp_engine_link. */
+DP_API dp_status dp_engine_measure_links(dp_engine *e, dp_error *err);
+DP_API int dp_engine_link(const dp_engine *e, int from, int to, dp_link *l); /* 0: no such pair */
 /* How a batch of n would be cut: rows[i] of device i, over all rounds. Returns the number of devices; fills at most max. */
 DP_API int dp_engine_split(const dp_engine *e, int64_t n, int64_t *rows, int max);
 DP_API dp_status dp_engine_close(dp_engine *e, dp_error *err);
@@ -148,6 +180,44 @@ DP_API dp_status dp_gather(dp_group *g, dp_array **in, void *host, size_t bytes,
 DP_API dp_status dp_reduce(dp_group *g, dp_model **replica, dp_model *master, dp_error *err);
 DP_API int64_t dp_array_rows(const dp_array *a);
 DP_API void dp_array_free(dp_array *a);
+
+/* ---- collectives: sums and copies between the devices of a group, or some of them, for loops of your own ----
+ * As in NCCL, every member gives from[d] and gets to[d]; one call does it for all and returns when all is done. Lists have
+ * dp_group_size entries; entry d is an array of device d, entries of devices that are not members are left alone. Arrays come from
+ * dp_scatter, dp_parallel_apply or a call here, and go back to the host by dp_gather. to[d] may be NULL: it is made, and reused while it
+ * fits. to[d] = from[d] (in place) is legal for broadcast, reduce and all_reduce.
+ * Sums are of floats, in the halving tree over the members in device order: equal bytes on every device, in every run, by every
+ * call. Any type can be copied. Rows are cut evenly, and joined in device order. A wrong device, shape or count is
+ * DP_EARGUMENT and harms nothing; after a device has failed, every call returns that failure, as with the parts above.
+ *
+ * Bytes through a member's port, between devices: n members, C bytes of the whole array, c of the member's own rows of it.
+ *                      root in        root out       other in      other out
+ *     broadcast        0              C              C             (n-2)/(n-1) C
+ *     reduce           2(n-1)/n C     (n-1)/n C      (n-1)/n C     C
+ *     all_reduce       2(n-1)/n C     2(n-1)/n C     the same
+ *     gather           C - c          0              0             c
+ *     all_gather       C - c          (n-1) c        the same
+ *     scatter          0              C - c          c             0
+ *     reduce_scatter   (n-1) c        C - c          the same
+ *     barrier          0              0              the same
+ * Fractions are of whole blocks of 64 bytes; c in a reduce_scatter begins and ends with whole blocks. n = 1: nothing moves. */
+typedef struct dp_collective dp_collective; /* members and their memory for sums; closed before its group */
+/* Members: n different devices of the group in any order, devices NULL: all. max_count: elements of the largest whole array. */
+DP_API dp_status dp_collective_open(dp_collective **c, dp_group *g, const int *devices, int n, int64_t max_count, dp_error *err);
+DP_API dp_status dp_collective_broadcast(dp_collective *c, int root, dp_array **from, dp_array **to, dp_error *err);
+DP_API dp_status dp_collective_reduce(dp_collective *c, int root, dp_array **from, dp_array **to, dp_error *err);
+DP_API dp_status dp_collective_all_reduce(dp_collective *c, dp_array **from, dp_array **to, dp_error *err);
+DP_API dp_status dp_collective_gather(dp_collective *c, int root, dp_array **from, dp_array **to, dp_error *err);
+DP_API dp_status dp_collective_all_gather(dp_collective *c, dp_array **from, dp_array **to, dp_error *err);
+DP_API dp_status dp_collective_scatter(dp_collective *c, int root, dp_array **from, dp_array **to, dp_error *err);
+DP_API dp_status dp_collective_reduce_scatter(dp_collective *c, dp_array **from, dp_array **to, dp_error *err);
+/* Returns when all that was launched on the members before has ended. */
+DP_API dp_status dp_collective_barrier(dp_collective *c, dp_error *err);
+DP_API void dp_collective_close(dp_collective *c);
+/* Rows in the device's memory, for kernels of your own in dp_group_run; valid until the array is filled again. NULL: no rows. */
+DP_API void *dp_array_data(const dp_array *a);
+/* Bytes that a device has received from other devices of the group and sent to them since open, by all calls. 0: no such device. */
+DP_API int dp_group_bytes(const dp_group *g, int device, int64_t *in, int64_t *out);
 
 #ifdef __cplusplus
 }

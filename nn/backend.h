@@ -9,7 +9,7 @@
 #include "graph.h"
 #include "params.h"
 
-enum { DP_BACKEND_ABI = 1 };
+enum { DP_BACKEND_ABI = 2 };
 typedef struct dp_be_device dp_be_device;
 typedef struct dp_be_stream dp_be_stream;
 typedef struct dp_be_event dp_be_event;
@@ -24,9 +24,16 @@ typedef struct dp_run {
     uint64_t param_version; /* derived copies of weights are remade when it changes; 0 never occurs */
     double inv_count;       /* 1 / targets of the whole window; 0: nothing counted, the update is skipped */
     double lr;
-    int32_t train;        /* dropout draws, batchnorm uses the leaf's statistics */
-    int32_t update_stats; /* batchnorm writes new running statistics (leaf 0 under bn_stats = primary) */
+    int32_t train; /* dropout draws, batchnorm uses the leaf's statistics */
+    int32_t stats; /* DP_STATS_: what batchnorm writes to io->stats */
+    int32_t reserved;
+    int64_t batch_rows; /* of all leaves that io->whole stands for (bn_stats = sync) */
 } dp_run;
+enum {
+    DP_STATS_NONE,
+    DP_STATS_RUNNING, /* new running statistics, PyTorch's rule (leaf 0 under bn_stats = primary; every leaf under sync) */
+    DP_STATS_LEAF     /* mean and biased variance that this leaf was normalised with, raw; `merge` pools them */
+};
 
 /* A head op and the pointwise followers that run in the same kernel. Inputs of a kernel: the head's inputs, then for each
  * follower with two inputs (add) the one that is not the chain. */
@@ -46,6 +53,7 @@ typedef struct dp_need {
     uint8_t reads_out;           /* backward reads the output */
     uint8_t in_place;            /* forward may run with out == in[0] (then backward must not read in[0]) */
     uint8_t passes[DP_MAX_IN];   /* backward accepts d_in[k] == d_out, same buffer */
+    int64_t part; /* floats of a part that sync exchanges between the leaves of a batch, a multiple of 16; 0: none */
 } dp_need;
 
 /* Everything a kernel may touch, all on its device. The struct is read at call time; the memory when the work runs.
@@ -58,9 +66,11 @@ typedef struct dp_io {
     void *saved, *workspace, *derived;
     const float *param[DP_MAX_TENSORS]; /* the head's tensors in the graph's order; buffers (running statistics) among them */
     float *grad[DP_MAX_TENSORS];        /* NULL for buffers */
-    float *stats[DP_MAX_TENSORS];       /* update_stats: new running statistics go here (a shadow); NULL for parameters */
+    float *stats[DP_MAX_TENSORS];       /* run->stats: written here (a shadow of the buffers); NULL for parameters */
     void *d_out;
     void *d_in[DP_MAX_IN];
+    float *part;        /* `partial` writes this leaf's part here */
+    const float *whole; /* NULL: a leaf's own statistics; else forward and backward take these, of run->batch_rows rows */
 } dp_io;
 
 /* Loss over rows on a device. Sums, so that they add up; written to device memory. */
@@ -95,6 +105,12 @@ typedef struct dp_verdict {
     int32_t take;   /* 1: the update steps; 0: skipped (not finite, or nothing counted) */
 } dp_verdict;
 
+typedef struct dp_bn_layer {    /* for `merge`: where a batchnorm's tensors lie in the flat buffers */
+    int64_t mean, var, tracked; /* offsets, elements */
+    int64_t channels, pixels;   /* pixels of one sample */
+    double momentum;
+} dp_bn_layer;
+
 typedef struct dp_be_options {
     int index;   /* of the device */
     int threads; /* CPU: of one device */
@@ -103,24 +119,35 @@ typedef struct dp_be_options {
     int conv_direct; /* devices.conv = direct */
     int deterministic;
     int64_t memory_limit; /* bytes, 0 = none */
+    int tf32;             /* CUDA: 0 off, 1 convolutions, 2 matrix products too */
+    int conv_own;         /* CUDA: devices.conv = own */
+    int no_epilogue;      /* CUDA: matrix products without fused bias, relu, gelu (tests) */
+    int tune_measure;     /* CUDA: devices.tune = measure */
+    int64_t workspace;    /* CUDA: most bytes that a library may take for one call, 0 = default */
 } dp_be_options;
 
 typedef struct dp_backend {
     uint32_t abi;     /* DP_BACKEND_ABI */
     const char *kind; /* "cpu", "cuda" */
     size_t alignment; /* of tensors, bytes */
+    int in_line;      /* 1: work has ended when the call that gave it to a stream returns */
 
     /* -- devices -- */
     int (*enumerate)(int i, dp_device_info *info);                              /* 0 past the last; opens nothing */
     dp_status (*open)(dp_be_device **d, const dp_be_options *o, dp_error *err); /* on the worker's thread; binds it */
     void (*close)(dp_be_device *d);
+    void (*bind)(dp_be_device *d); /* the calling thread becomes the device's; the one before makes no call meanwhile */
     /* -- memory: at open and close time only -- */
     dp_status (*alloc)(dp_be_device *d, int mem_class, size_t bytes, const char *what, void **p,
                        dp_error *err);                                   /* not zeroed */
     void (*free)(dp_be_device *d, int mem_class, void *p, size_t bytes); /* NULL ok */
     const dp_memory *(*memory)(const dp_be_device *d);                   /* counters, readable from any thread */
-    dp_status (*alloc_pinned)(size_t bytes, void **p, dp_error *err);    /* host memory that copies read fast; any thread */
+    dp_status (*alloc_pinned)(size_t bytes, void **p, dp_error *err);    /* page-aligned host memory; any thread */
     void (*free_pinned)(void *p, size_t bytes);
+    /* Memory of alloc_pinned, for all devices: page-locked by a worker at open, released by a worker before free_pinned and before the
+     * devices close. A failed pin leaves memory that works, only slower. NULL: the backend has no need of it. */
+    dp_status (*pin)(dp_be_device *d, void *p, size_t bytes, dp_error *err);
+    void (*unpin)(dp_be_device *d, void *p);
     /* -- order -- */
     dp_status (*stream_open)(dp_be_device *d, int priority, dp_be_stream **s, dp_error *err);
     void (*stream_close)(dp_be_stream *s);
@@ -128,7 +155,8 @@ typedef struct dp_backend {
     void (*event_close)(dp_be_event *e);
     dp_status (*record)(dp_be_stream *s, dp_be_event *e);
     dp_status (*wait)(dp_be_stream *s, dp_be_event *e); /* of any device; only after a host flag said that it was recorded */
-    int (*done)(dp_be_event *e); /* host: 1 = passed, 0 = not yet, < 0 = the device failed (a dp_status, negated) */
+    int (*done)(dp_be_event *e);    /* host: 1 = passed, 0 = not yet, < 0 = the device failed (a dp_status, negated) */
+    double (*when)(dp_be_event *e); /* of an event that has passed: at what time, seconds of CLOCK_MONOTONIC */
     /* -- moving -- */
     dp_status (*copy)(dp_be_stream *s, void *dst, const void *src,
                       size_t bytes); /* host and device, device and readable peer */
@@ -147,6 +175,11 @@ typedef struct dp_backend {
     dp_status (*forward)(dp_kernel *k, dp_be_stream *s, const dp_run *run, const dp_run *run_device, const dp_io *io);
     dp_status (*backward)(dp_kernel *k, dp_be_stream *s, const dp_run *run, const dp_run *run_device, const dp_io *io);
     void (*kernel_close)(dp_kernel *k);
+    /* bn_stats = sync, kernels with need.part: what one leaf adds, before forward (backward = 0: mean, biased variance, by channel) and
+     * before backward (1: sum of dy, sum of dy (x - mean); the gradients of weight and bias, and of what a follower added, are written here,
+     * and the relu's mask is applied). Zero-padded to need.part. Then forward or backward runs with the same io and io->whole. */
+    dp_status (*partial)(dp_kernel *k, dp_be_stream *s, const dp_run *run, const dp_run *run_device, const dp_io *io,
+                         int backward);
     /* Sums over `rows` predictions x groups, and with d_logits not NULL their gradient (of the SUM; zero where ignored or bad). */
     dp_status (*loss)(dp_be_stream *s, const dp_loss *l, int64_t rows, const float *logits, const void *targets,
                       dp_dtype target_type, float *d_logits, dp_loss_sums *sums);
@@ -154,6 +187,14 @@ typedef struct dp_backend {
     dp_status (*sum)(
         dp_be_stream *s, float *dst, const float *const *src, int n,
         int64_t count); /* halving tree over index, NULL = skipped; dst may be one of src; src array read at call time */
+    /* Mean and biased variance (2, channels) over n leaves of rows[i] rows each, in double, in index order (Chan, Golub, LeVeque 1979);
+     * those without rows are not read. part and rows arrays read at call time. */
+    dp_status (*pool)(dp_be_stream *s, float *whole, const float *const *part, const int64_t *rows, int n, int64_t channels);
+    /* bn_stats = merged: shadow = new running statistics of every layer from `buffer`, the running ones, and n leaves' flat arrays
+     * (DP_STATS_LEAF) of rows[i] rows; unbiased variance over all of them. layers live as long as the engine; leaf and rows
+     * arrays read at call time. */
+    dp_status (*merge)(dp_be_stream *s, float *shadow, const float *buffer, const dp_bn_layer *layers, int n_layers,
+                       const float *const *leaf, const int64_t *rows, int n);
     dp_status (*sumsq)(dp_be_stream *s, const float *x, int64_t count,
                        double *chunk_sums); /* one per DP_CHUNK elements, in double, 8 lanes folded in fixed order */
     dp_status (*norm)(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o,
@@ -163,6 +204,8 @@ typedef struct dp_backend {
     dp_status (*update)(dp_be_stream *s, const dp_optimizer *o, const dp_range *ranges, int n_ranges, int64_t first,
                         int64_t count, float *p, const float *g, float *m, float *v, const dp_run *run_device,
                         const dp_verdict *verdict);
+    /* One per DP_CHUNK elements: sum over i of bits(x[i]) * (2 i + 1), modulo 2^64, i from the chunk's begin. Any changed bit shows. */
+    dp_status (*checksum)(dp_be_stream *s, const float *x, int64_t count, uint64_t *chunk_sums);
     /* Things created since open (kernels' primitives, threads, streams, events): tests see that a second epoch creates none. */
     int64_t (*created)(const dp_be_device *d);
 } dp_backend;

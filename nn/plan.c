@@ -1,5 +1,4 @@
 /* Runs a plan: the walk over its kernels, forward and backward. What is decided once stands in plan_open.c. */
-#include "../dp/base/clock.h"
 #include "plan_internal.h"
 
 static dp_status failed(const dp_link *k, dp_status status, const char *pass, dp_error *err)
@@ -10,17 +9,15 @@ static dp_status failed(const dp_link *k, dp_status status, const char *pass, dp
     return status;
 }
 
-static void set_layer(dp_plan *p, const char *name)
+static void set_layer(const dp_plan *p, const char *name)
 {
-    if (!p->layer) return;
-    atomic_store_explicit(p->layer, name, memory_order_relaxed);
-    atomic_store_explicit(p->progress, dp_now(), memory_order_relaxed);
+    if (p->enter) p->enter(p->watcher, name);
 }
 
-void dp_plan_watch(dp_plan *p, _Atomic(const char *) *layer, _Atomic double *progress)
+void dp_plan_watch(dp_plan *p, void (*enter)(void *user, const char *layer), void *user)
 {
-    p->layer = layer;
-    p->progress = progress;
+    p->enter = enter;
+    p->watcher = user;
 }
 
 float *dp_plan_output(const dp_plan *p)
@@ -31,6 +28,24 @@ float *dp_plan_output(const dp_plan *p)
 float *dp_plan_output_grad(const dp_plan *p)
 {
     return p->value[p->output].grad;
+}
+
+int dp_plan_exchanges(const dp_plan *p)
+{
+    int n = 0;
+    for (int i = 0; p->whole && i < p->n_links; i++)
+        if (p->link[i].need.part) n += 1 + p->link[i].trains;
+    return n;
+}
+
+const float *dp_plan_part(const dp_plan *p, uint64_t n)
+{
+    return p->part[n % 2];
+}
+
+float *dp_plan_whole(const dp_plan *p)
+{
+    return p->whole;
 }
 
 /* The tensors of the chain's head in the replica's arrays. */
@@ -86,34 +101,98 @@ static dp_status take_input(dp_plan *p, dp_be_stream *s, const dp_pass *pass)
                                pass->inv_std);
 }
 
-dp_status dp_plan_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_error *err)
+/* bn_stats = sync: the link's kernel wants the statistics of all leaves. Its own part is given in a stop of its own. */
+static int wants_part(const dp_plan *p, const dp_link *k, const dp_pass *pass)
+{
+    return pass->sync && p->whole && k->need.part;
+}
+
+static dp_status give_part(dp_plan *p, const dp_link *k, dp_be_stream *s, const dp_pass *pass, dp_io *io, int backward,
+                           dp_stop *stop, int *which)
+{
+    const dp_node *head = k->chain.node[0];
+    p->exchanges++;
+    p->given = 1;
+    io->part = p->part[(pass->part + p->exchanges) % 2];
+    *stop = DP_STOP_PART;
+    *which = (int)head->shape[head->rank - 1];
+    return p->backend->partial(k->kernel, s, &pass->run, pass->run_device, io, backward);
+}
+
+/* One kernel forward, or its part alone. */
+static dp_status forward_link(dp_plan *p, const dp_link *k, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which)
+{
+    dp_io io = {0};
+    bind_memory(p, k, &io);
+    bind_tensors(p, k, pass, 0, &io);
+    if (wants_part(p, k, pass)) {
+        if (!p->given) return give_part(p, k, s, pass, &io, 0, stop, which);
+        io.whole = p->whole;
+        p->given = 0;
+    }
+    p->next++;
+    return p->backend->forward(k->kernel, s, &pass->run, pass->run_device, &io);
+}
+
+static dp_status begin_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_error *err)
 {
     DP_TRY(dp_plan_prepare(p, pass->run.rows, err));
+    p->walks = 1;
+    p->next = p->next_bucket = p->given = 0;
+    p->exchanges = 0;
     set_layer(p, p->graph->node[0].name);
     dp_status status = take_input(p, s, pass);
-    if (status) return failed(NULL, status, "forward", err);
-    for (int i = 0; i < p->n_links; i++) {
-        const dp_link *k = &p->link[i];
-        dp_io io = {0};
-        bind_memory(p, k, &io);
-        bind_tensors(p, k, pass, 0, &io);
-        set_layer(p, k->chain.node[0]->name);
-        status = p->backend->forward(k->kernel, s, &pass->run, pass->run_device, &io);
-        if (status) return failed(k, status, "forward", err);
-    }
-    p->next_backward = p->n_links - 1;
+    return status ? failed(NULL, status, "forward", err) : DP_OK;
+}
+
+static dp_status end_forward(dp_plan *p, dp_stop *stop, int *which)
+{
+    p->walks = 0;
+    p->next = p->n_links - 1;
     p->next_bucket = 0;
+    p->exchanges = 0;
+    *stop = DP_STOP_END;
+    *which = -1;
     return DP_OK;
 }
 
-/* One kernel backward. The first gradient that arrives at a value is written there, later ones beside it and then added. */
-static dp_status backward_link(dp_plan *p, const dp_link *k, dp_be_stream *s, const dp_pass *pass)
+dp_status dp_plan_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which, dp_error *err)
+{
+    *stop = DP_STOP_END;
+    if (!p->walks) DP_TRY(begin_forward(p, s, pass, err));
+    for (;;) {
+        if (pass->by_bucket && p->next_bucket < p->params->n_buckets && p->reads[p->next_bucket].link <= p->next) {
+            *stop = DP_STOP_BUCKET;
+            *which = p->reads[p->next_bucket++].bucket;
+            return DP_OK;
+        }
+        if (p->next == p->n_links) return end_forward(p, stop, which);
+        const dp_link *k = &p->link[p->next];
+        set_layer(p, k->chain.node[0]->name);
+        dp_status status = forward_link(p, k, s, pass, stop, which);
+        if (status) {
+            p->walks = 0; /* the next call begins a leaf */
+            return failed(k, status, "forward", err);
+        }
+        if (*stop == DP_STOP_PART) return DP_OK;
+    }
+}
+
+/* One kernel backward, or its part alone. The first gradient that arrives at a value is written there, later ones beside it and then
+ * added. */
+static dp_status backward_link(dp_plan *p, const dp_link *k, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which)
 {
     dp_io io = {0};
     bind_memory(p, k, &io);
     bind_tensors(p, k, pass, 1, &io);
     io.d_out = p->value[k->out].grad;
     for (int i = 0; i < k->n_in; i++) io.d_in[i] = k->d_in[i];
+    if (wants_part(p, k, pass)) {
+        if (!p->given) return give_part(p, k, s, pass, &io, 1, stop, which);
+        io.whole = p->whole;
+        p->given = 0;
+    }
+    p->next--;
     DP_TRY(p->backend->backward(k->kernel, s, &pass->run, pass->run_device, &io));
     for (int i = 0; i < k->n_in; i++) {
         const dp_value *v = &p->value[k->in[i]];
@@ -127,22 +206,24 @@ static dp_status backward_link(dp_plan *p, const dp_link *k, dp_be_stream *s, co
 
 dp_status dp_plan_backward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which, dp_error *err)
 {
+    *stop = DP_STOP_END;
     for (;;) {
-        if (p->next_bucket < p->params->n_buckets && p->bucket[p->next_bucket].link > p->next_backward) {
+        if (p->next_bucket < p->params->n_buckets && p->bucket[p->next_bucket].link > p->next) {
             *stop = DP_STOP_BUCKET;
             *which = p->bucket[p->next_bucket++].bucket;
             return DP_OK;
         }
-        if (p->next_backward < 0) break;
-        const dp_link *k = &p->link[p->next_backward];
-        if (k->trains) {
-            set_layer(p, k->chain.node[0]->name);
-            dp_status status = backward_link(p, k, s, pass);
-            if (status) return failed(k, status, "backward", err);
+        if (p->next < 0) break;
+        const dp_link *k = &p->link[p->next];
+        if (!k->trains) {
+            p->next--;
+            continue;
         }
-        p->next_backward--;
+        set_layer(p, k->chain.node[0]->name);
+        dp_status status = backward_link(p, k, s, pass, stop, which);
+        if (status) return failed(k, status, "backward", err);
+        if (*stop == DP_STOP_PART) return DP_OK;
     }
-    *stop = DP_STOP_END;
     *which = -1;
     return DP_OK;
 }

@@ -23,7 +23,7 @@ typedef struct dp_link { /* one kernel in execution order */
 } dp_link;
 
 typedef struct dp_bucket_stop {
-    int bucket, link; /* complete once this link has run backward */
+    int bucket, link; /* forward: the first that reads it; backward: it is complete once this one has run */
 } dp_bucket_stop;
 
 enum { DP_PLAN_PREPARED = 64 };
@@ -39,13 +39,17 @@ struct dp_plan {
     float *input; /* where converted rows go; value[0] points there or at the caller's */
     dp_link *link;
     int n_links;
-    dp_bucket_stop *bucket; /* in the order of completion */
-    void *arena, *workspace, *derived;
-    size_t arena_bytes, workspace_bytes, derived_bytes;
+    dp_bucket_stop *reads, *bucket; /* in the order of forward; in the order of completion */
+    void *arena, *workspace, *derived, *parts;
+    size_t arena_bytes, workspace_bytes, derived_bytes, parts_bytes;
+    float *part[2], *whole; /* in `parts`; NULL: no batchnorm that trains */
     int64_t prepared[DP_PLAN_PREPARED];
     int n_prepared;
-    int next_backward, next_bucket; /* where backward stands */
-    _Atomic(const char *) *layer;   /* dp_plan_watch; NULL: nobody looks */
-    _Atomic double *progress;
+    int walks;                                    /* forward has begun */
+    int next, next_bucket;                        /* where forward or backward stands: the next link, the next stop */
+    int given;                                    /* the part of that link is given */
+    uint64_t exchanges;                           /* parts given in this direction */
+    void (*enter)(void *user, const char *layer); /* dp_plan_watch; NULL: nobody looks */
+    void *watcher;
 };
 #endif

@@ -2,6 +2,7 @@
  *
  * Time runs from 0: forward of link i is time i, the loss is time n, backward of link i is time 2 n - i. */
 #include "arena.h"
+#include "ops/ops.h"
 #include "plan_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -188,7 +189,7 @@ static dp_status place(dp_plan *p, dp_error *err)
     dp_status status = DP_ENOMEM;
     spans a = {dp_calloc((size_t)most, sizeof *a.span), 0};
     int *order = dp_calloc((size_t)most, sizeof *order);
-    size_t derived = 0, align = p->backend->alignment;
+    size_t derived = 0, part = 0, align = p->backend->alignment;
     if (!a.span || !order) {
         dp_fail(err, DP_ENOMEM, "Out of host memory while planning the network.");
         goto done;
@@ -202,9 +203,16 @@ static dp_status place(dp_plan *p, dp_error *err)
         derived += (p->link[i].need.derived + align - 1) / align * align;
     }
     p->derived_bytes = derived;
+    for (int i = 0; p->train && i < p->n_links; i++) {
+        size_t bytes = (size_t)p->link[i].need.part * sizeof(float);
+        if (bytes > part) part = bytes;
+    }
+    part = (part + align - 1) / align * align;
+    p->parts_bytes = 3 * part;
     if ((status = allocate(p, DP_MEM_ACTIVATIONS, p->arena_bytes, "activations", &p->arena, err))) goto done;
     if ((status = allocate(p, DP_MEM_WORKSPACE, p->workspace_bytes, "workspace", &p->workspace, err))) goto done;
     if ((status = allocate(p, DP_MEM_WORKSPACE, p->derived_bytes, "derived weights", &p->derived, err))) goto done;
+    if ((status = allocate(p, DP_MEM_WORKSPACE, p->parts_bytes, "statistics to exchange", &p->parts, err))) goto done;
     char *base = p->arena, *made = p->derived;
 #define AT(s) ((s) < 0 ? NULL : (void *)(base + a.span[s].offset))
     for (int i = 0; i < p->n_values; i++) {
@@ -219,30 +227,43 @@ static dp_status place(dp_plan *p, dp_error *err)
         if (k->need.derived) k->derived = made, made += (k->need.derived + align - 1) / align * align;
     }
 #undef AT
+    if (part) {
+        char *at = p->parts;
+        p->part[0] = (void *)at, p->part[1] = (void *)(at + part), p->whole = (void *)(at + 2 * part);
+    }
 done:
     free(a.span);
     free(order);
     return status;
 }
 
-/* A bucket is complete when the last of its layers has run backward; one that nothing writes is complete at once. */
+static void sort_stops(dp_bucket_stop *stop, int n, int sign)
+{
+    for (int i = 1; i < n; i++) {
+        dp_bucket_stop s = stop[i];
+        int j = i;
+        for (; j > 0 && sign * stop[j - 1].link > sign * s.link; j--) stop[j] = stop[j - 1];
+        stop[j] = s;
+    }
+}
+
+/* A bucket is complete when the last of its layers has run backward; one that nothing writes is complete at once. It is wanted when
+ * the first of its layers runs forward; one that nothing reads, at the end. */
 static void order_buckets(dp_plan *p)
 {
     int n = p->params->n_buckets;
-    for (int b = 0; b < n; b++) p->bucket[b] = (dp_bucket_stop){b, p->n_links};
+    for (int b = 0; b < n; b++) p->bucket[b] = p->reads[b] = (dp_bucket_stop){b, p->n_links};
     for (int i = 0; i < p->n_links; i++) {
         const dp_node *head = p->link[i].chain.node[0];
-        for (int t = 0; p->link[i].trains && t < head->n_tensors; t++) {
+        for (int t = 0; t < head->n_tensors; t++) {
             int b = p->params->param[head->first_tensor + t].bucket;
-            if (b >= 0 && i < p->bucket[b].link) p->bucket[b].link = i;
+            if (b < 0) continue;
+            if (p->bucket[b].link > i && p->link[i].trains) p->bucket[b].link = i;
+            if (p->reads[b].link > i) p->reads[b].link = i;
         }
     }
-    for (int i = 1; i < n; i++) {
-        dp_bucket_stop s = p->bucket[i];
-        int j = i;
-        for (; j > 0 && p->bucket[j - 1].link < s.link; j--) p->bucket[j] = p->bucket[j - 1];
-        p->bucket[j] = s;
-    }
+    sort_stops(p->bucket, n, -1);
+    sort_stops(p->reads, n, 1);
 }
 
 dp_status dp_plan_open(dp_plan **out, const dp_backend *b, dp_be_device *d, const dp_graph *g, const dp_params *params,
@@ -258,7 +279,8 @@ dp_status dp_plan_open(dp_plan **out, const dp_backend *b, dp_be_device *d, cons
     p->link = dp_calloc((size_t)g->n_nodes, sizeof *p->link);
     p->value = dp_calloc((size_t)g->n_nodes + 1, sizeof *p->value);
     p->bucket = dp_calloc((size_t)params->n_buckets + 1, sizeof *p->bucket);
-    if (!p->link || !p->value || !p->bucket) goto memory;
+    p->reads = dp_calloc((size_t)params->n_buckets + 1, sizeof *p->reads);
+    if (!p->link || !p->value || !p->bucket || !p->reads) goto memory;
 
     make_chains(p, taken);
     if ((status = connect(p, value_of, err))) goto fail;
@@ -294,8 +316,29 @@ void dp_plan_close(dp_plan *p)
     if (p->arena) p->backend->free(p->device, DP_MEM_ACTIVATIONS, p->arena, p->arena_bytes);
     if (p->workspace) p->backend->free(p->device, DP_MEM_WORKSPACE, p->workspace, p->workspace_bytes);
     if (p->derived) p->backend->free(p->device, DP_MEM_WORKSPACE, p->derived, p->derived_bytes);
+    if (p->parts) p->backend->free(p->device, DP_MEM_WORKSPACE, p->parts, p->parts_bytes);
     free(p->link);
     free(p->value);
     free(p->bucket);
+    free(p->reads);
     free(p);
+}
+
+int dp_batchnorms(const dp_graph *g, const dp_params *p, dp_bn_layer *list)
+{
+    enum { MEAN = 2, VAR, TRACKED }; /* behind weight and bias, in PyTorch's order */
+    int n = 0;
+    for (int i = 0; i < g->n_nodes; i++) {
+        const dp_node *node = &g->node[i];
+        if (node->op->kind != DP_OP_BATCHNORM2D || !node->live) continue;
+        const dp_param *tensor = &p->param[node->first_tensor];
+        int64_t channels = node->shape[node->rank - 1];
+        list[n++] = (dp_bn_layer){.mean = tensor[MEAN].offset,
+                                  .var = tensor[VAR].offset,
+                                  .tracked = tensor[TRACKED].offset,
+                                  .channels = channels,
+                                  .pixels = node->width / channels,
+                                  .momentum = node->opt[DP_NORM_MOMENTUM]};
+    }
+    return n;
 }

@@ -25,22 +25,29 @@ static int64_t add(int64_t *p, int64_t v)
     return __atomic_add_fetch(p, v, __ATOMIC_RELAXED);
 }
 
+const char *dp_memory_held(const dp_memory *m, char *buf, size_t size)
+{
+    dp_format(buf, size, "nothing yet");
+    for (int c = 0, any = 0; c < DP_MEM_CLASSES; c++) {
+        char one[32];
+        size_t at = any ? strlen(buf) : 0;
+        if (!load(&m->live[c])) continue;
+        dp_format(buf + at, size - at, "%s%s %s", any ? ", " : "", dp_memory_class_name(c),
+                  dp_bytes_text(one, sizeof one, load(&m->live[c])));
+        any = 1;
+    }
+    return buf;
+}
+
 static dp_status over_limit(const dp_memory *m, int mem_class, int64_t bytes, const char *what, dp_error *err)
 {
-    char wanted[32], held[32], limit[32], rest[32], list[200] = "";
+    char wanted[32], held[32], limit[32], rest[32], list[200];
     int64_t live = load(&m->total_live);
-    for (int c = 0; c < DP_MEM_CLASSES; c++) {
-        char one[32];
-        size_t at = strlen(list);
-        if (load(&m->live[c]))
-            dp_format(list + at, sizeof list - at, "%s%s %s", at ? ", " : "", dp_memory_class_name(c),
-                      dp_bytes_text(one, sizeof one, load(&m->live[c])));
-    }
     return dp_fail(err, DP_ENOMEM, "Out of memory: %s (%s) wants %s, %s are free; %s of the limit of %s are held (%s).", what,
                    dp_memory_class_name(mem_class), dp_bytes_text(wanted, sizeof wanted, bytes),
                    dp_bytes_text(rest, sizeof rest, m->limit > live ? m->limit - live : 0),
                    dp_bytes_text(held, sizeof held, live), dp_bytes_text(limit, sizeof limit, m->limit),
-                   *list ? list : "nothing yet");
+                   dp_memory_held(m, list, sizeof list));
 }
 
 dp_status dp_memory_add(dp_memory *m, int mem_class, int64_t bytes, const char *what, dp_error *err)

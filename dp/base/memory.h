@@ -17,4 +17,5 @@ typedef struct dp_memory {
 /* Book `bytes`: DP_ENOMEM with P04's text (wanted, held by class, limit, free) when the limit would be passed. */
 dp_status dp_memory_add(dp_memory *m, int mem_class, int64_t bytes, const char *what, dp_error *err);
 void dp_memory_sub(dp_memory *m, int mem_class, int64_t bytes);
+const char *dp_memory_held(const dp_memory *m, char *buf, size_t size); /* "parameters 4.2 MB, workspace 1.0 MB"; returns buf */
 #endif

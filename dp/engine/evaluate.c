@@ -3,25 +3,10 @@
 #include "internal.h"
 #include <string.h>
 
-static dp_rows rows_from(dp_rows rows, int64_t first, int64_t n)
-{
-    rows.data = (const char *)rows.data + (size_t)(first * rows.width) * dp_dtype_size(rows.dtype);
-    rows.n = n;
-    return rows;
-}
-
 static int64_t rows_of(const dp_pass_job *j, int64_t first)
 {
     int64_t left = j->x.n - first, most = j->engine->eval_rows;
     return left < most ? left : most;
-}
-
-static dp_status pull_buffers(dp_engine *e, dp_replica *r, dp_error *err)
-{
-    if (r->w->device == 0) return DP_OK;
-    dp_phase_begin(r->w, DP_PHASE_REPLICATE);
-    if (e->pass.stats) DP_TRY(dp_signal_wait(&e->stats_ready, r->w, e->pass.stats, "running statistics", err));
-    return dp_fetch(r->w, r->buffer, e->replica[0].buffer, (size_t)e->params->buffer_count * 4, 0, err);
 }
 
 static dp_status run_leaf(dp_engine *e, dp_replica *r, int leaf, dp_error *err)
@@ -30,12 +15,12 @@ static dp_status run_leaf(dp_engine *e, dp_replica *r, int leaf, dp_error *err)
     dp_worker *w = r->w;
     dp_run *run = &j->leaf_run[leaf];
     int64_t first = j->first + leaf * e->eval_rows, rows = rows_of(j, first), width = e->graph->node[e->graph->out].width;
-    dp_rows x = rows_from(j->x, first, rows), y = j->y;
-    if (y.data) y = rows_from(y, first, rows);
+    dp_rows x = dp_rows_part(j->x, first, rows), y = j->y;
+    if (y.data) y = dp_rows_part(y, first, rows);
     *run = j->run;
     run->rows = rows;
     run->ids = r->ids;
-    DP_TRY(dp_phase_upload(e, r, run, x, y, NULL, err));
+    DP_TRY(dp_phase_upload(r, run, x, y, NULL, err));
     dp_pass pass = {.run = *run,
                     .run_device = r->run,
                     .x = r->x,
@@ -46,7 +31,9 @@ static dp_status run_leaf(dp_engine *e, dp_replica *r, int leaf, dp_error *err)
                     .param = r->param,
                     .buffer = r->buffer};
     dp_phase_begin(w, DP_PHASE_FORWARD);
-    DP_TRY(dp_plan_forward(r->eval_plan, w->stream, &pass, err));
+    dp_stop stop;
+    int which;
+    DP_TRY(dp_plan_forward(r->eval_plan, w->stream, &pass, &stop, &which, err));
     const float *output = dp_plan_output(r->eval_plan);
     dp_phase_begin(w, DP_PHASE_LOSS);
     if (!y.data) return dp_send(w, j->out + leaf * e->eval_rows * width, output, (size_t)(rows * width) * 4, err);
@@ -60,8 +47,13 @@ static dp_status run_pass(void *user, dp_worker *w, uint64_t seq, dp_error *err)
     dp_pass_job *j = user;
     dp_engine *e = j->engine;
     dp_replica *r = &e->replica[w->device];
-    if (j->replicate) DP_TRY(dp_phase_replicate(e, r, j->version, seq, j->replicated, err));
-    if (j->buffers) DP_TRY(pull_buffers(e, r, err));
+    dp_arrival in = {0};
+    if (j->arrives && (w->device || e->on.update != DP_UPDATE_MASTER)) dp_arrival_begin(&in, j->version, seq, j->brought);
+    DP_TRY(dp_arrive(e, r, &in, -1, err));
+    if (j->buffers) DP_TRY(dp_arrive_buffers(e, r, seq, j->stats, err));
+    dp_lane_enter(w, DP_LANE_COMPUTE);
+    if (j->fresh) DP_TRY(dp_arrived(e, r, j->version, -1, err));
+    if (j->buffers && w->device) DP_TRY(dp_signal_wait(&e->at[w->device].buffers, w, seq, "its own running statistics", err));
     for (int i = w->device; i < j->leaves; i += e->n) DP_TRY(run_leaf(e, r, i, err));
     return dp_job_ended(e, w, seq, err);
 }
@@ -78,7 +70,9 @@ static dp_status run_all(dp_engine *e, dp_rows x, dp_rows y, float *out, dp_resu
         j->out = out ? out + j->first * width : NULL;
         j->run = (dp_run){.seed = e->seed, .param_version = e->version};
         j->version = e->version;
-        j->replicate = dp_engine_replicates(e, 0, &j->replicated);
+        j->arrives = dp_engine_brings(e, 0, &j->brought);
+        j->fresh = e->used_version != e->version;
+        e->used_version = e->version;
         j->buffers = e->n > 1 && e->params->buffer_count && e->pulled_stats != e->stats_version;
         j->stats = e->stats_job;
         e->pulled_stats = e->stats_version;

@@ -1,4 +1,4 @@
-/* Internal to dp/engine: what an engine consists of. */
+/* Internal to dp/engine: what an engine consists of, and who calls whom in a step. */
 #ifndef DP_ENGINE_INTERNAL_H
 #define DP_ENGINE_INTERNAL_H
 #include "../base/config.h"
@@ -9,9 +9,15 @@
 
 enum { DP_SMALL_DROP, DP_SMALL_MERGE, DP_SMALL_ERROR };
 enum { DP_STEPS = DP_JOBS };
+enum { DP_REDUCE_SLICED, DP_REDUCE_TREE, DP_REDUCE_MASTER };       /* in the order of keys.c */
+enum { DP_UPDATE_MASTER, DP_UPDATE_SLICED, DP_UPDATE_REPLICATED }; /* " */
+enum { DP_OVERLAP_OFF, DP_OVERLAP_REDUCE, DP_OVERLAP_ALL };        /* " */
+enum { DP_BN_PRIMARY, DP_BN_MERGED, DP_BN_SYNC };                  /* " */
 
-typedef struct dp_switches { /* [devices], read once */
-    int loss_on_master, broadcast_always, reduce_on_master, shards, small_batch, stop_on_nan;
+typedef struct dp_switches { /* [devices], read once (switches.c) */
+    int scatter_on_master, loss_on_master, broadcast_always, reduce, update, overlap, thread_per_step;
+    int shards, small_batch, stop_on_nan, bn_stats;
+    int early; /* the update of a bucket need not wait for the norm of all: overlap = all, no clipping, on_nan = stop */
 } dp_switches;
 
 /* One submitted batch. Written by the caller before it is posted; then the workers read it and write only what is marked, until the
@@ -20,24 +26,34 @@ typedef struct dp_step {
     dp_engine *engine;
     dp_batch batch;
     dp_split split;
-    int64_t index;       /* training batches before it */
-    uint64_t job;        /* group's number */
-    dp_run run;          /* what all leaves share */
-    uint64_t version;    /* of the parameters it needs */
-    int replicate;       /* they changed since the replicas got them (or broadcast = always) */
-    uint64_t replicated; /* last job before it in which they did; 0: none */
+    int64_t index;    /* training batches before it */
+    uint64_t job;     /* group's number */
+    dp_run run;       /* what all leaves share */
+    uint64_t version; /* of the parameters it needs */
+    int arrives;      /* they have to be brought to the replicas first */
+    int fresh;        /* ... or were changed since the job before */
+    uint64_t brought; /* broadcast = always: last job before it that brought some; 0: none */
     int first_of_window, last_of_window;
-    int reduce;         /* gradients are summed over the devices after this batch */
-    int update;         /* ... and the optimizer steps: a target was counted in the window */
-    uint64_t reduction; /* number of that reduction */
-    uint64_t reduced;   /* number of the last one before it: nobody may overwrite a gradient until that has been read */
+    int windowed;         /* micro-batches are added up in `window` before the reduction */
+    int reduce;           /* gradients are summed over the devices after this batch */
+    int reduced_before;   /* shards: `window` holds sums of this window's earlier batches */
+    int keeps;            /* shards: sums are kept in `window` */
+    int update;           /* the optimizer steps: a target was counted in the window */
+    uint64_t reduction;   /* number of that reduction */
+    uint64_t reads;       /* wait until reduction `reads` has read the gradients; 0: implied by the parameters' arrival */
+    uint64_t gives;       /* bit d: device d has something to add to the reduction */
+    uint64_t gave;        /* bit d: its window holds something from before */
+    uint64_t rows_before; /* scatter = master: last training job before it; 0: none */
+    int stats;            /* it gives running statistics */
+    uint64_t committed;   /* job before it that did so last; 0: none */
+    uint64_t pooled;      /* number of pooled statistics before it (bn_stats = merged, sync); its own is one more */
+    uint64_t part;        /* exchanges of batchnorm parts before it (bn_stats = sync) */
     double posted_at;
-    int64_t window_updates; /* updates before it */
-    uint64_t *ids;          /* (max rows) used when the batch has none; pinned */
+    uint64_t *ids; /* (max rows) used when the batch has none; pinned */
     /* By the workers: */
     dp_run *leaf_run;    /* (leaves) pinned; the worker of a leaf */
     dp_loss_sums *sums;  /* (leaves) pinned; the worker of a leaf, by copy */
-    dp_verdict *verdict; /* pinned; the master, by copy */
+    dp_verdict *verdict; /* (2) pinned; the master, by copy: of the update, of the report */
 } dp_step;
 
 /* Evaluation and prediction: leaves of a fixed row count, cut by sample index whatever the number of devices. */
@@ -48,18 +64,56 @@ typedef struct dp_pass_job {
     int leaves;    /* leaf i runs on device i % N */
     dp_run run;
     uint64_t version;
-    int replicate, buffers; /* pull parameters, running statistics first */
-    uint64_t replicated;    /* as in dp_step */
-    uint64_t stats;         /* job that committed those statistics; 0: they are the loaded ones */
-    dp_run *leaf_run;       /* (DP_MAX_LEAVES) pinned */
-    dp_loss_sums *sums;     /* (DP_MAX_LEAVES) pinned */
-    float *out;             /* predict: rows of leaf 0 of this job */
+    int arrives, fresh, buffers; /* parameters, running statistics have to be brought first */
+    uint64_t brought;            /* as in dp_step */
+    uint64_t stats;              /* job that committed those statistics; 0: they are the loaded ones */
+    dp_run *leaf_run;            /* (DP_MAX_LEAVES) pinned */
+    dp_loss_sums *sums;          /* (DP_MAX_LEAVES) pinned */
+    float *out;                  /* predict: rows of leaf 0 of this job */
 } dp_pass_job;
 
 typedef struct dp_gathered {  /* loss = master: on the master, of every device */
     float *output, *gradient; /* (capacity, width) of the network's output */
     void *target;
 } dp_gathered;
+
+/* One device's share of the communication of a step: stages, each over all buckets in its own order (comm.c). */
+typedef enum dp_stage_kind { DP_SUM, DP_COLLECT, DP_NORM, DP_UPDATE, DP_GATHER, DP_REPORT, DP_STAGES } dp_stage_kind;
+typedef struct dp_stage {
+    dp_stage_kind kind;
+    int after_all; /* begins when the stage before is through, not bucket by bucket behind it */
+    int forward;   /* buckets in the order in which forward wants them: the last first */
+    int reads;     /* the last stage that reads peers' gradients */
+    int early;     /* may run under backward from this overlap on */
+} dp_stage;
+
+/* Signals of one device. The owner is that device's worker; the value of each says what has been reached. */
+typedef struct dp_device_signals {
+    dp_signal *gradient; /* [bucket] reduction: its own contribution is complete */
+    dp_signal *sum;      /* [bucket] reduction: its part of the sum is there, and what that needed of others has been read */
+    dp_signal *param;    /* [bucket] version: its part of the new parameters is there (update = master: the master's, all) */
+    dp_signal *slice;    /* [bucket] job: it has taken its slice from the master (broadcast by scatter and all-gather) */
+    dp_signal *here;     /* [bucket] version: its replica has all of it. For its own lanes only */
+    dp_signal read;      /* reduction: it reads no other device's gradients any more */
+    dp_signal taken;     /* job: it has brought all parameters (broadcast = always) */
+    dp_signal rows;      /* job: it has taken its rows from the master (scatter = master); the master: they are there */
+    dp_signal output;    /* round counter: outputs of its leaf (loss = master) */
+    dp_signal loss;      /* the master's, for this device: its output's gradient of that round */
+    dp_signal part;      /* exchange number: its part of batchnorm's statistics (bn_stats = sync) */
+    dp_signal buffers;   /* job: it has taken the running statistics. For its own lanes only */
+    dp_signal stats;     /* number: its leaves' statistics are there (bn_stats = merged, sync) */
+} dp_device_signals;
+
+typedef struct dp_last_sum { /* where the last reduction's result lies */
+    int there, in_window;
+} dp_last_sum;
+typedef struct dp_measured { /* for balance.c */
+    int64_t rows, rows_before;
+    double busy_before;
+} dp_measured;
+typedef struct dp_event_pair {
+    dp_be_event *computed, *all; /* in the compute lane; in both */
+} dp_event_pair;
 
 struct dp_engine {
     dp_config *config;
@@ -75,60 +129,153 @@ struct dp_engine {
     dp_splitter splitter;
     int64_t max_rows, eval_rows; /* of a training batch; of an evaluation leaf */
     dp_gathered *gathered;
-    /* One signal per device: the owner is that device's worker. */
-    dp_signal *has_gradient; /* value = reduction: its gradient sum is complete */
-    dp_signal *has_sum;      /* value = reduction: its slice is summed over all devices (reduce = sliced) */
-    dp_signal *has_slice;    /* value = job: it has pulled its slice of the new parameters */
-    dp_signal *has_params;   /* value = job: it has pulled all of them, and reads no other device's any more */
-    dp_signal *has_output;   /* value = round counter: outputs of its leaf (loss = master) */
-    dp_signal params_ready;  /* master; value = version */
-    dp_signal reduced;       /* master; value = reduction: all gradients have been read */
-    dp_signal *loss_ready;   /* [device] the master's; value = round counter of a round in which the device has a leaf */
-    dp_signal stats_ready;   /* master; value = job that committed running statistics */
-    dp_be_event **ended;     /* [device][DP_JOBS]: end of a job's work */
+    void *all_rows; /* scatter = master: the whole batch on the master */
+    size_t all_bytes;
+    dp_bn_layer *bn;
+    int n_bn, n_parts;            /* batchnorms; exchanges of a training step under sync */
+    dp_device_signals *at;        /* [device] */
+    dp_signal committed;          /* master; value = job that committed running statistics */
+    dp_signal merged;             /* master; value = number of pooled statistics: the leaves' have been read */
+    dp_event_pair *ended;         /* [device][DP_JOBS]: end of a job's work */
+    dp_stage stage[2][DP_STAGES]; /* [0] of the master, [1] of the others */
+    int n_stages[2];
     /* The caller's thread only: */
     dp_step step[DP_STEPS];
     dp_pass_job pass;
     uint64_t submitted, waited;
-    uint64_t version, pulled_version;                /* of the parameters; last that the replicas got */
-    uint64_t replicated;                             /* job in which they did */
+    uint64_t version, pulled_version,
+        used_version; /* of the parameters; last that the replicas have; last that a forward saw */
+    uint64_t brought; /* job in which they got it */
     uint64_t stats_version, pulled_stats, stats_job; /* stats_job: last that committed; 0: none */
+    uint64_t pooled, parts;                          /* statistics pooled, parts exchanged so far */
     int64_t first_batch;                             /* training batches before this engine was opened (resume) */
     uint64_t reductions;
+    int reads_over;    /* nobody reads the gradients of the last reduction, or the next job finds out */
+    uint64_t rows_job; /* last job with rows */
     int64_t window_targets;
-    int window_open, failed;
+    uint64_t window_gives;
+    int window_open, window_reduced, failed;
+    dp_last_sum last;
     double lr;
     uint64_t seed;
     int64_t updates; /* optimizer steps, as far as waited for */
+    double opened_at;
+    dp_measured *measured; /* [device] */
+    uint64_t epoch;        /* of the last batch */
+    int epoch_seen, warned_weak;
+    int64_t check_every, checked; /* updates between two checks of the replicas; at the last */
+    double *link_rate;            /* [from][to] bytes per second; 0: not measured */
+    uint64_t *traced;             /* [device] records given out by dp_engine_trace */
     dp_device_stats *stats;
 };
+
+/* A worker's way through a batch. */
+typedef struct dp_arrival { /* parameters on their way to one device (arrive.c) */
+    uint64_t version, job, brought;
+    int active, mine, here; /* buckets of which my slice, all is taken, in forward order */
+} dp_arrival;
+typedef struct dp_walk {
+    dp_engine *e;
+    dp_step *step;
+    dp_replica *r;
+    int me, round; /* leaves done */
+    int part;      /* exchanges done */
+    dp_arrival in;
+    const dp_stage *stage;
+    int n_stages, done[DP_STAGES]; /* buckets done, by position in `stage` */
+    int prepared;                  /* the update's run block and verdict are there */
+    int opens_window, offers;      /* its window holds nothing yet; its gradient takes part in a reduction or update */
+} dp_walk;
 
 /* open.c: dp_engine_open with a backend of the caller's (NULL: by the names) and a forced number of leaves (0: by the settings). */
 dp_status dp_engine_open_on(dp_engine **e, const dp_graph *g, const dp_config *c, const dp_backend *backend, int leaves,
                             dp_error *err);
+/* switches.c */
+dp_status dp_switches_read(dp_engine *e, dp_error *err);
+void dp_stages_plan(dp_engine *e);
+/* signals.c: on the device's worker */
+dp_status dp_signals_open(dp_engine *e, dp_worker *w, dp_error *err);
+void dp_signals_close(dp_engine *e, dp_worker *w);
 
-/* step.c, replicate.c, reduce.c, evaluate.c: what workers do in a job. */
+/* step.c: the walk. */
 dp_status dp_step_run(void *user, dp_worker *w, uint64_t seq, dp_error *err);
 int dp_step_finished(void *user, dp_worker *w, uint64_t seq);
-dp_status dp_phase_upload(dp_engine *e, dp_replica *r, const dp_run *run, dp_rows x, dp_rows y, const uint64_t *ids,
-                          dp_error *err);
-dp_status dp_phase_replicate(dp_engine *e, dp_replica *r, uint64_t version, uint64_t job, uint64_t before, dp_error *err);
-dp_status dp_phase_reduce(dp_engine *e, dp_replica *r, uint64_t reduction, dp_error *err);
 dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err);
+dp_status dp_phase_upload(dp_replica *r, const dp_run *run, dp_rows x, dp_rows y, const uint64_t *ids, dp_error *err);
+dp_rows dp_rows_part(dp_rows rows, int64_t first, int64_t n);
+dp_status dp_leaf_loss(dp_walk *k, int leaf, const float *output, const void *target, float *gradient, dp_error *err);
+
+/* scatter.c: what goes through the master (scatter = master, loss = master). */
+dp_status dp_scatter_rows(dp_walk *k, dp_error *err);                      /* the master's part: the batch onto it */
+dp_status dp_scatter_take(dp_walk *k, int leaf, dp_rows x, dp_error *err); /* rows of a leaf from it */
+dp_status dp_scatter_done(dp_walk *k, dp_error *err);
+dp_status dp_loss_by_master(dp_walk *k, int leaf, dp_error *err);
+dp_status dp_loss_serve(dp_walk *k, int round, dp_error *err); /* a round in which the master has no leaf */
+
+/* statistics.c: batchnorm over several leaves. */
+dp_status dp_sync_part(dp_walk *k, int channels, int backward, dp_error *err); /* at DP_STOP_PART */
+float *dp_leaf_statistics(dp_walk *k, int leaf);                               /* where a leaf's go; NULL: nowhere */
+dp_status dp_statistics_given(dp_walk *k, dp_error *err);                      /* all leaves of the device have run forward */
+dp_status dp_statistics_commit(dp_walk *k, dp_error *err);                     /* the master, at the end */
+
+/* arrive.c: new parameters onto a replica, in the communication lane. */
+dp_status dp_arrive_buffers(dp_engine *e, dp_replica *r, uint64_t job, uint64_t committed, dp_error *err);
+/* The compute lane goes on only when `bucket` of this version is here. */
+dp_status dp_arrived(dp_engine *e, dp_replica *r, uint64_t version, int bucket, dp_error *err);
+void dp_arrival_begin(dp_arrival *a, uint64_t version, uint64_t job, uint64_t brought);
+dp_status dp_arrive(dp_engine *e, dp_replica *r, dp_arrival *a, int bucket,
+                    dp_error *err); /* until `bucket` is here; -1: all */
+
+/* comm.c: as far as it goes without waiting under `overlap`, or (all = 1) to the end. */
+dp_status dp_communicate(dp_walk *k, int all, dp_error *err);
+/* reduce.c, update.c: stages. ready: 1 when no wait would stop the thread. */
+int dp_sum_ready(const dp_walk *k, int b);
+dp_status dp_sum_bucket(dp_walk *k, int b, dp_error *err);
+int dp_collect_ready(const dp_walk *k, int b);
+dp_status dp_collect_bucket(dp_walk *k, int b, dp_error *err);
+int dp_norm_ready(const dp_walk *k, int b);
+dp_status dp_norm_all(dp_walk *k, int b, dp_error *err);
+dp_status dp_report_all(dp_walk *k, int b, dp_error *err);
+dp_status dp_update_bucket(dp_walk *k, int b, dp_error *err);
+int dp_gather_ready(const dp_walk *k, int b);
+dp_status dp_gather_bucket(dp_walk *k, int b, dp_error *err);
+/* Where device d's contribution to a reduction lies (NULL: it has none), where its part of the sum, where the result of a window. */
+const float *dp_given(const dp_walk *k, int d);
+float *dp_summed(const dp_walk *k, int d);
+float *dp_final(const dp_engine *e, const dp_step *s, int d);
+/* The part of bucket b that device d works on when it is cut in slices. */
+static inline int64_t dp_slice_size(const dp_engine *e, int b)
+{
+    return e->params->bucket[b].count / e->n;
+}
+static inline int64_t dp_slice_at(const dp_engine *e, int b, int d)
+{
+    return e->params->bucket[b].offset + d * dp_slice_size(e, b);
+}
+
+/* balance.c */
+void dp_balance_warn(dp_engine *e);                  /* at open */
+void dp_balance_epoch(dp_engine *e, uint64_t epoch); /* before a batch of that epoch is cut */
+
+/* check.c: devices.check_replicas */
+dp_status dp_check_replicas(dp_engine *e, dp_error *err);
 
 /* submit.c */
-int dp_engine_replicates(dp_engine *e, int always,
-                         uint64_t *before); /* does the next job? Then it is booked as the one that did. */
+int dp_engine_brings(dp_engine *e, int always,
+                     uint64_t *brought); /* must the next job? Then it is booked as the one that did. */
 dp_status dp_engine_check(dp_engine *e, const char *call, dp_error *err); /* DP_EFAILED after a failure */
-dp_status dp_engine_job(dp_engine *e, dp_job job, dp_error *err);         /* post, wait, book the timeline; failure sticks */
-void dp_engine_book(dp_engine *e, uint64_t job);                          /* timelines up to the end of that job into stats */
 dp_status dp_count_targets(const dp_engine *e, dp_rows y, const uint64_t *ids, int64_t *targets, dp_error *err);
 dp_status dp_check_rows(const dp_engine *e, dp_rows x, dp_rows y, dp_error *err);
+/* result.c */
+dp_status dp_engine_job(dp_engine *e, dp_job job, dp_error *err); /* post, wait, book the timeline; failure sticks */
+void dp_engine_book(dp_engine *e, uint64_t job);                  /* timelines up to the end of that job into stats */
 
-/* transfer.c: between the master's memory and the host, behind everything in flight. */
-dp_status dp_engine_pull(dp_engine *e, void *host, const void *device, size_t bytes, dp_error *err);
-dp_status dp_engine_push(dp_engine *e, void *device, const void *host, size_t bytes, dp_error *err);
+/* transfer.c: between devices' memory and the host, behind everything in flight. */
+dp_status dp_engine_settle(dp_engine *e, dp_error *err); /* all replicas get the newest parameters */
+dp_status dp_engine_pull(dp_engine *e, int device, void *host, const void *memory, size_t bytes, dp_error *err);
+dp_status dp_engine_push(dp_engine *e, int device, void *memory, const void *host, size_t bytes, dp_error *err);
 dp_status dp_engine_pull_gradient(dp_engine *e, float *host, dp_error *err); /* of the last reduction; DP_EARGUMENT: none yet */
-dp_status dp_engine_renew(dp_engine *e,
-                          dp_error *err); /* the master's values were changed from outside: replicas take them next */
+/* Optimizer state number i (0: m, 1: v), whole, wherever its slices lie. */
+dp_status dp_engine_move_state(dp_engine *e, int i, float *host, int out, dp_error *err);
+dp_status dp_engine_renew(dp_engine *e, dp_error *err); /* the master's values were changed from outside: all get them */
 #endif

@@ -6,26 +6,6 @@
 
 /* ---- settings ---- */
 
-static dp_status read_switches(dp_engine *e, dp_error *err)
-{
-    const dp_config *c = e->config;
-    e->on.loss_on_master = dp_config_choice(c, "devices.loss") == 1;
-    e->on.broadcast_always = dp_config_choice(c, "devices.broadcast") == 1;
-    e->on.reduce_on_master = dp_config_choice(c, "devices.reduce") == 1;
-    e->on.shards = (int)dp_config_int(c, "devices.shards");
-    e->on.small_batch = dp_config_choice(c, "devices.small_batch");
-    e->on.stop_on_nan = dp_config_choice(c, "run.on_nan") == 0;
-    e->seed = (uint64_t)dp_config_int(c, "run.seed");
-    e->lr = dp_config_number(c, "optimizer.lr");
-    double base = dp_config_number(c, "optimizer.lr_base_batch");
-    if (base > 0) e->lr *= (double)(dp_config_int(c, "data.batch_size") * dp_config_int(c, "data.accumulate")) / base;
-    if (!dp_config_is_set(c, "optimizer.lr"))
-        return dp_fail(err, DP_ECONFIG,
-                       "optimizer.lr is not set; it has no default (0.1 for sgd or 0.001 for adamw are common starts).");
-    DP_TRY(dp_optimizer_config(&e->optimizer, c, err));
-    return dp_loss_config(&e->loss, c, e->graph, err);
-}
-
 static dp_status read_weights(dp_engine *e, dp_error *err)
 {
     const char *text = dp_config_text(e->config, "devices.weights");
@@ -65,11 +45,21 @@ static dp_status read_split(dp_engine *e, int leaves, dp_error *err)
         return dp_fail(err, DP_ECONFIG, "devices.shards = %d: at most %d.", s->leaves, DP_MAX_LEAVES);
     if (e->on.shards && s->kind != DP_SPLIT_EVEN)
         return dp_fail(err, DP_ECONFIG, "devices.shards goes with devices.split = even only; take one of them out.");
+    if (e->on.shards && e->on.bn_stats == DP_BN_SYNC && e->on.shards != e->n)
+        return dp_fail(
+            err, DP_ECONFIG,
+            "devices.bn_stats = sync works on one part a device: with devices.shards = %d it wants %d devices, found %d.",
+            e->on.shards, e->on.shards, e->n);
     if (s->leaves < e->n)
         return dp_fail(err, DP_ECONFIG,
                        "devices.shards = %d is less than the %d devices; use at most %d devices or more shards.", s->leaves,
                        e->n, s->leaves);
     if (s->kind == DP_SPLIT_WEIGHTS) DP_TRY(read_weights(e, err));
+    for (int i = 0; s->kind == DP_SPLIT_AUTO && i < s->leaves; i++) s->weight[i] = 1;
+    if (s->kind == DP_SPLIT_AUTO && dp_config_flag(e->config, "run.deterministic"))
+        return dp_fail(err, DP_ECONFIG,
+                       "devices.split = auto goes by measured time, which no two runs have the same: it does not go "
+                       "with run.deterministic = 1.");
     e->max_rows = dp_config_int(e->config, "data.batch_size");
     if (e->on.small_batch == DP_SMALL_MERGE) e->max_rows += s->min_rows - 1;
     e->eval_rows = dp_config_int(e->config, "eval.batch_size");
@@ -78,28 +68,18 @@ static dp_status read_split(dp_engine *e, int leaves, dp_error *err)
 
 /* ---- workers' part ---- */
 
-static dp_status open_signals(dp_engine *e, dp_worker *w, dp_error *err)
-{
-    int d = w->device;
-    DP_TRY(dp_signal_open(&e->has_gradient[d], w, err));
-    DP_TRY(dp_signal_open(&e->has_sum[d], w, err));
-    DP_TRY(dp_signal_open(&e->has_slice[d], w, err));
-    DP_TRY(dp_signal_open(&e->has_params[d], w, err));
-    DP_TRY(dp_signal_open(&e->has_output[d], w, err));
-    for (int i = 0; i < DP_JOBS; i++) DP_TRY(e->group->backend->event_open(w->be, &e->ended[d * DP_JOBS + i], err));
-    if (d != 0) return DP_OK;
-    DP_TRY(dp_signal_open(&e->params_ready, w, err));
-    DP_TRY(dp_signal_open(&e->reduced, w, err));
-    for (int i = 1; i < e->n; i++) DP_TRY(dp_signal_open(&e->loss_ready[i], w, err));
-    return dp_signal_open(&e->stats_ready, w, err);
-}
-
 static dp_status open_gathered(dp_engine *e, dp_worker *w, dp_error *err)
 {
     const dp_backend *b = e->group->backend;
     dp_replica *r = &e->replica[0];
     size_t bytes = (size_t)(r->capacity * e->graph->node[e->graph->out].width) * 4;
-    for (int d = 0; d < e->n; d++) {
+    if (e->on.scatter_on_master) {
+        const dp_node *in = &e->graph->node[0];
+        size_t all = (size_t)(e->max_rows * in->width) * (in->dtype == DP_F32 ? 4 : 8);
+        DP_TRY(b->alloc(w->be, DP_MEM_STAGING, all, "the whole batch", &e->all_rows, err));
+        e->all_bytes = all;
+    }
+    for (int d = 0; e->on.loss_on_master && d < e->n; d++) {
         dp_gathered *g = &e->gathered[d];
         void *p;
         DP_TRY(b->alloc(w->be, DP_MEM_STAGING, r->y_bytes, "gathered targets", &g->target, err));
@@ -134,11 +114,14 @@ static dp_status open_replica(void *user, dp_worker *w, uint64_t seq, dp_error *
                             .slots = slots,
                             .window = dp_config_int(e->config, "data.accumulate") > 1,
                             .sums = DP_MAX_LEAVES,
-                            .states = w->device == 0 ? dp_optimizer_states(&e->optimizer) : -1,
+                            .states = w->device == 0 || e->on.update != DP_UPDATE_MASTER ? dp_optimizer_states(&e->optimizer)
+                                                                                         : 0,
+                            .state_slices = e->on.update == DP_UPDATE_SLICED ? e->n : 1,
+                            .leaf_stats = e->on.bn_stats != DP_BN_PRIMARY ? leaves : 0,
                             .targets_per_row = e->targets_per_row};
     DP_TRY(dp_replica_open(r, w, &o, err));
-    if (w->device == 0 && e->on.loss_on_master) DP_TRY(open_gathered(e, w, err));
-    DP_TRY(open_signals(e, w, err));
+    if (w->device == 0) DP_TRY(open_gathered(e, w, err));
+    DP_TRY(dp_signals_open(e, w, err));
     return dp_finish_stream(w, err);
 }
 
@@ -166,20 +149,9 @@ static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error 
             b->free(w->be, DP_MEM_STAGING, e->gathered[i].output, bytes);
             b->free(w->be, DP_MEM_STAGING, e->gathered[i].gradient, bytes);
         }
+        b->free(w->be, DP_MEM_STAGING, e->all_rows, e->all_bytes);
     }
-    dp_signal_close(&e->has_gradient[d], w);
-    dp_signal_close(&e->has_sum[d], w);
-    dp_signal_close(&e->has_slice[d], w);
-    dp_signal_close(&e->has_params[d], w);
-    dp_signal_close(&e->has_output[d], w);
-    for (int i = 0; i < DP_JOBS; i++)
-        if (e->ended[d * DP_JOBS + i]) b->event_close(e->ended[d * DP_JOBS + i]);
-    if (d == 0) {
-        dp_signal_close(&e->params_ready, w);
-        dp_signal_close(&e->reduced, w);
-        for (int i = 1; i < e->n; i++) dp_signal_close(&e->loss_ready[i], w);
-        dp_signal_close(&e->stats_ready, w);
-    }
+    dp_signals_close(e, w);
     dp_replica_close(r);
     return DP_OK;
 }
@@ -208,7 +180,7 @@ static dp_status open_steps(dp_engine *e, dp_error *err)
         s->leaf_run = p;
         DP_TRY(pinned(e, SUMS_BYTES, &p, err));
         s->sums = p;
-        DP_TRY(pinned(e, sizeof *s->verdict, &p, err));
+        DP_TRY(pinned(e, 2 * sizeof *s->verdict, &p, err));
         s->verdict = p;
     }
     DP_TRY(pinned(e, RUNS_BYTES, &p, err));
@@ -226,7 +198,7 @@ static void close_steps(dp_engine *e)
         b->free_pinned(s->ids, (size_t)e->max_rows * 8);
         b->free_pinned(s->leaf_run, RUNS_BYTES);
         b->free_pinned(s->sums, SUMS_BYTES);
-        b->free_pinned(s->verdict, sizeof *s->verdict);
+        b->free_pinned(s->verdict, 2 * sizeof *s->verdict);
     }
     b->free_pinned(e->pass.leaf_run, RUNS_BYTES);
     b->free_pinned(e->pass.sums, SUMS_BYTES);
@@ -242,11 +214,11 @@ static dp_status start_values(dp_engine *e, dp_error *err)
         goto done;
     }
     dp_params_init(e->params, e->graph, e->seed, param, buffer);
-    if ((status = dp_engine_push(e, e->replica[0].param, param, (size_t)e->params->count * 4, err))) goto done;
+    if ((status = dp_engine_push(e, 0, e->replica[0].param, param, (size_t)e->params->count * 4, err))) goto done;
     if (e->params->buffer_count) {
         size_t bytes = (size_t)e->params->buffer_count * 4;
-        if ((status = dp_engine_push(e, e->replica[0].shadow, buffer, bytes, err))) goto done;
-        if ((status = dp_engine_push(e, e->replica[0].buffer, buffer, bytes, err))) goto done;
+        if ((status = dp_engine_push(e, 0, e->replica[0].shadow, buffer, bytes, err))) goto done;
+        if ((status = dp_engine_push(e, 0, e->replica[0].buffer, buffer, bytes, err))) goto done;
     }
     status = dp_engine_renew(e, err);
 done:
@@ -278,17 +250,16 @@ static void warn_unused(const dp_engine *e)
 static dp_status allocate_tables(dp_engine *e, dp_error *err)
 {
     size_t n = (size_t)e->n;
-    e->has_gradient = dp_calloc(n, sizeof *e->has_gradient);
-    e->has_sum = dp_calloc(n, sizeof *e->has_sum);
-    e->has_slice = dp_calloc(n, sizeof *e->has_slice);
-    e->has_params = dp_calloc(n, sizeof *e->has_params);
-    e->has_output = dp_calloc(n, sizeof *e->has_output);
-    e->loss_ready = dp_calloc(n, sizeof *e->loss_ready);
+    e->at = dp_calloc(n, sizeof *e->at);
     e->ended = dp_calloc(n * DP_JOBS, sizeof *e->ended);
     e->gathered = dp_calloc(n, sizeof *e->gathered);
     e->stats = dp_calloc(n, sizeof *e->stats);
-    if (e->has_gradient && e->has_sum && e->has_slice && e->has_params && e->has_output && e->loss_ready && e->ended &&
-        e->gathered && e->stats)
+    e->link_rate = dp_calloc(n * n, sizeof *e->link_rate);
+    e->traced = dp_calloc(n, sizeof *e->traced);
+    e->measured = dp_calloc(n, sizeof *e->measured);
+    e->bn = dp_calloc((size_t)e->graph->n_nodes, sizeof *e->bn);
+    if (e->bn) e->n_bn = dp_batchnorms(e->graph, e->params, e->bn);
+    if (e->bn && e->measured && e->at && e->ended && e->gathered && e->stats && e->link_rate && e->traced)
         e->replica = dp_calloc(n, sizeof *e->replica); /* last: close takes it as the sign that all are there */
     if (!e->replica) return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
     return DP_OK;
@@ -307,18 +278,23 @@ dp_status dp_engine_open_on(dp_engine **out, const dp_graph *g, const dp_config 
     }
     e->graph = g;
     e->pass.engine = e;
-    if ((status = read_switches(e, err))) goto fail;
+    if ((status = dp_switches_read(e, err))) goto fail;
+    e->opened_at = dp_now();
     e->targets_per_row = e->loss.kind == DP_LOSS_MSE ? e->loss.classes : e->loss.groups;
     status = dp_group_open_on(&e->group, e->config, backend, dp_config_int(c, "data.batch_size"), err);
     if (status) goto fail;
     e->n = e->group->n;
+    for (int d = 0; d < e->n; d++) e->group->worker[d].timeline.by_layer = dp_config_choice(c, "run.trace") == 2;
     if ((status = read_split(e, leaves, err))) goto fail;
     if ((status = dp_params_open(&e->params, g, c, e->n, err))) goto fail;
     if ((status = allocate_tables(e, err))) goto fail;
+    dp_stages_plan(e);
     if ((status = dp_group_call(e->group, (dp_job){.run = open_replica, .user = &e->pass}, err))) goto fail;
+    e->n_parts = dp_plan_exchanges(e->replica[0].plan);
     if ((status = open_steps(e, err))) goto fail;
     if ((status = start_values(e, err))) goto fail;
     warn_unused(e);
+    dp_balance_warn(e);
     *out = e;
     return DP_OK;
 fail:
@@ -351,13 +327,12 @@ dp_status dp_engine_close(dp_engine *e, dp_error *err)
     dp_params_free(e->params);
     dp_config_free(e->config);
     free(e->replica);
-    free(e->has_gradient);
-    free(e->has_sum);
-    free(e->has_slice);
-    free(e->has_params);
-    free(e->has_output);
-    free(e->loss_ready);
+    free(e->at);
+    free(e->bn);
     free(e->ended);
+    free(e->link_rate);
+    free(e->traced);
+    free(e->measured);
     free(e->gathered);
     free(e->stats);
     free(e);

@@ -1,7 +1,67 @@
-/* reduce: gradient sums of all devices onto the master, in the halving tree over devices whatever the route, so that both give equal
- * bytes. reduce = master: the master reads every device's array. reduce = sliced: device d adds slice d of every bucket over all
- * devices, in place in its own array (nobody else reads that slice), and the master collects the slices. */
+/* reduce: gradient sums over devices, one bucket at a time, always in the halving tree over devices, so that every route gives equal
+ * bytes.
+ *
+ * sliced: device d adds slice d of the bucket over all devices, in place in its own array (nobody else reads that slice); who needs the
+ * whole sum (the master, or with update = replicated everybody) collects the slices. master: the master reads every device's array.
+ * tree: each device adds the sums of the subtrees to its right, nearest first, and is then read by the one to its left. */
 #include "internal.h"
+
+const float *dp_given(const dp_walk *k, int d)
+{
+    return k->step->gives >> d & 1 ? dp_summed(k, d) : NULL;
+}
+
+float *dp_summed(const dp_walk *k, int d)
+{
+    dp_replica *r = &k->e->replica[d];
+    return k->step->windowed ? r->window : r->grad[0];
+}
+
+float *dp_final(const dp_engine *e, const dp_step *s, int d)
+{
+    dp_replica *r = &e->replica[d];
+    return s->windowed || s->keeps ? r->window : r->grad[0];
+}
+
+/* Devices first .. first + n - 1 as a node of the tree: the roots of the right subtrees that `d` adds, nearest first. */
+static int children(int first, int n, int d, int *child)
+{
+    int half = (n + 1) / 2, at = 0;
+    if (n == 1) return 0;
+    if (d >= first + half) return children(first + half, n - half, d, child);
+    at = children(first, half, d, child);
+    if (d == first) child[at++] = first + half;
+    return at;
+}
+
+static int gives_any(const dp_walk *k, int first, int n)
+{
+    uint64_t mask = n == 64 ? ~(uint64_t)0 : (((uint64_t)1 << n) - 1) << first;
+    return (k->step->gives & mask) != 0;
+}
+
+static int right_subtree(int first, int n, int root) /* the largest node that begins at root and is a right half */
+{
+    int half = (n + 1) / 2;
+    if (first + half == root) return n - half;
+    return root > first + half ? right_subtree(first + half, n - half, root) : right_subtree(first, half, root);
+}
+
+int dp_sum_ready(const dp_walk *k, int b)
+{
+    const dp_engine *e = k->e;
+    int child[8], n;
+    if (!k->step->reduce) return 1;
+    if (e->on.reduce == DP_REDUCE_TREE) {
+        n = children(0, e->n, k->me, child);
+        for (int i = 0; i < n; i++)
+            if (!dp_signal_ready(&e->at[child[i]].sum[b], k->step->reduction)) return 0;
+        return 1;
+    }
+    for (int d = 0; d < e->n; d++)
+        if (d != k->me && !dp_signal_ready(&e->at[d].gradient[b], k->step->reduction)) return 0;
+    return 1;
+}
 
 static void count_received(dp_replica *r, const float *const *src, int n, int64_t count)
 {
@@ -9,55 +69,92 @@ static void count_received(dp_replica *r, const float *const *src, int n, int64_
         if (d != r->w->device && src[d]) dp_phase_bytes(r->w, count * 4, d);
 }
 
-/* Where device d's own part of a reduction lies: its result, or, idle, its first array. */
-static float *place_of(dp_replica *r)
+static dp_status sum_all(dp_walk *k, int b, int64_t at, int64_t count, dp_error *err)
 {
-    return r->result ? r->result : r->grad[0];
-}
-
-static dp_status sum_range(dp_engine *e, dp_replica *r, int64_t offset, int64_t count, dp_error *err)
-{
+    dp_engine *e = k->e;
     const float *src[DP_MAX_DEVICES];
-    for (int d = 0; d < e->n; d++) src[d] = e->replica[d].result ? e->replica[d].result + offset : NULL;
-    count_received(r, src, e->n, count);
-    return dp_sum(r->w, place_of(r) + offset, src, e->n, count, err);
-}
-
-static dp_status await_gradients(dp_engine *e, dp_replica *r, uint64_t reduction, dp_error *err)
-{
-    for (int d = 0; d < e->n; d++)
-        if (d != r->w->device) DP_TRY(dp_signal_wait(&e->has_gradient[d], r->w, reduction, "a device's gradient", err));
-    return DP_OK;
-}
-
-dp_status dp_phase_reduce(dp_engine *e, dp_replica *r, uint64_t reduction, dp_error *err)
-{
-    const dp_params *p = e->params;
-    int me = r->w->device;
-    dp_phase_begin(r->w, DP_PHASE_REDUCE);
-    if (e->n == 1) return DP_OK;
-    DP_TRY(dp_signal_raise(&e->has_gradient[me], r->w, reduction, err));
-    if (e->on.reduce_on_master) {
-        if (me != 0) return DP_OK;
-        DP_TRY(await_gradients(e, r, reduction, err));
-        DP_TRY(sum_range(e, r, 0, p->count, err));
-    } else {
-        DP_TRY(await_gradients(e, r, reduction, err));
-        for (int b = 0; b < p->n_buckets; b++) {
-            int64_t size = p->bucket[b].count / e->n;
-            DP_TRY(sum_range(e, r, p->bucket[b].offset + me * size, size, err));
-        }
-        DP_TRY(dp_signal_raise(&e->has_sum[me], r->w, reduction, err));
-        if (me != 0) return DP_OK;
-        for (int d = 1; d < e->n; d++) {
-            const float *from = place_of(&e->replica[d]);
-            DP_TRY(dp_signal_wait(&e->has_sum[d], r->w, reduction, "a device's slice", err));
-            for (int b = 0; b < p->n_buckets; b++) {
-                int64_t size = p->bucket[b].count / e->n, at = p->bucket[b].offset + d * size;
-                DP_TRY(dp_fetch(r->w, place_of(r) + at, from + at, (size_t)size * 4, d, err));
-            }
-        }
+    for (int d = 0; d < e->n; d++) {
+        src[d] = dp_given(k, d);
+        if (src[d]) src[d] += at;
+        if (d != k->me) DP_TRY(dp_signal_wait(&e->at[d].gradient[b], k->r->w, k->step->reduction, "a device's gradient", err));
     }
-    r->result = place_of(r);
-    return dp_signal_raise(&e->reduced, r->w, reduction, err);
+    dp_phase_begin(k->r->w, DP_PHASE_REDUCE);
+    dp_phase_bucket(k->r->w, b);
+    count_received(k->r, src, e->n, count);
+    return dp_sum(k->r->w, dp_summed(k, k->me) + at, src, e->n, count, err);
+}
+
+static dp_status sum_tree(dp_walk *k, int b, int64_t at, int64_t count, dp_error *err)
+{
+    dp_engine *e = k->e;
+    int child[8], n = children(0, e->n, k->me, child), mine = dp_given(k, k->me) != NULL;
+    float *sum = dp_summed(k, k->me) + at;
+    for (int i = 0; i < n; i++) {
+        int c = child[i];
+        DP_TRY(dp_signal_wait(&e->at[c].sum[b], k->r->w, k->step->reduction, "the sum of a subtree", err));
+        dp_phase_begin(k->r->w, DP_PHASE_REDUCE);
+        dp_phase_bucket(k->r->w, b);
+        if (!gives_any(k, c, right_subtree(0, e->n, c))) continue;
+        const float *pair[2] = {mine ? sum : NULL, dp_summed(k, c) + at};
+        dp_phase_bytes(k->r->w, count * 4, c);
+        DP_TRY(dp_sum(k->r->w, sum, pair, 2, count, err));
+        mine = 1;
+    }
+    if (mine || k->me != 0) return DP_OK;
+    return dp_sum(k->r->w, sum, &(const float *){NULL}, 1, count, err); /* nobody gave: zero */
+}
+
+/* shards with accumulation: the sum of this batch joins those of the window, where the sum is. */
+static dp_status keep(dp_walk *k, int64_t at, int64_t count, dp_error *err)
+{
+    const float *pair[2] = {k->step->reduced_before ? k->r->window + at : NULL, dp_summed(k, k->me) + at};
+    return k->step->keeps ? dp_sum(k->r->w, k->r->window + at, pair, 2, count, err) : DP_OK;
+}
+
+dp_status dp_sum_bucket(dp_walk *k, int b, dp_error *err)
+{
+    dp_engine *e = k->e;
+    dp_replica *r = k->r;
+    int sliced = e->on.reduce == DP_REDUCE_SLICED, final = sliced || k->me == 0;
+    int64_t at = sliced ? dp_slice_at(e, b, k->me) : e->params->bucket[b].offset;
+    int64_t count = sliced ? dp_slice_size(e, b) : e->params->bucket[b].count;
+    dp_lane_enter(r->w, DP_LANE_COMM);
+    dp_phase_begin(r->w, DP_PHASE_IDLE);
+    DP_TRY(dp_signal_wait(&e->at[k->me].gradient[b], r->w, k->step->reduction, "its own gradient", err));
+    if (k->step->reduce)
+        DP_TRY(e->on.reduce == DP_REDUCE_TREE ? sum_tree(k, b, at, count, err) : sum_all(k, b, at, count, err));
+    if (final && k->step->reduce) DP_TRY(keep(k, at, count, err));
+    if (final && k->step->update) {
+        dp_phase_begin(r->w, DP_PHASE_UPDATE);
+        double *sums = r->chunk_sums[k->step->reduction % 2] + at / DP_CHUNK;
+        dp_status status = r->b->sumsq(r->w->stream, dp_final(e, k->step, k->me) + at, count, sums);
+        if (status) return dp_fail(err, status, "The norm of the gradient failed (%s).", dp_status_name(status));
+    }
+    return dp_signal_raise(&e->at[k->me].sum[b], r->w, k->step->reduction, err);
+}
+
+int dp_collect_ready(const dp_walk *k, int b)
+{
+    for (int d = 0; d < k->e->n; d++)
+        if (d != k->me && !dp_signal_ready(&k->e->at[d].sum[b], k->step->reduction)) return 0;
+    return 1;
+}
+
+dp_status dp_collect_bucket(dp_walk *k, int b, dp_error *err)
+{
+    dp_engine *e = k->e;
+    dp_worker *w = k->r->w;
+    size_t bytes = (size_t)dp_slice_size(e, b) * 4;
+    dp_lane_enter(w, DP_LANE_COMM);
+    dp_phase_begin(w, DP_PHASE_IDLE);
+    for (int d = 0; d < e->n; d++)
+        if (d != k->me) DP_TRY(dp_signal_wait(&e->at[d].sum[b], w, k->step->reduction, "a device's slice", err));
+    dp_phase_begin(w, DP_PHASE_REDUCE);
+    dp_phase_bucket(w, b);
+    for (int i = 1; i < e->n; i++) {
+        int d = (k->me + i) % e->n; /* not all from the same one at once */
+        int64_t at = dp_slice_at(e, b, d);
+        DP_TRY(dp_fetch(w, dp_final(e, k->step, k->me) + at, dp_final(e, k->step, d) + at, bytes, d, err));
+    }
+    return DP_OK;
 }

@@ -31,6 +31,102 @@ int dp_engine_stats(const dp_engine *e, int device, dp_device_stats *s)
     return 1;
 }
 
+/* ---- timeline ---- */
+
+dp_status dp_engine_trace(dp_engine *e, dp_span_fn fn, void *user, dp_error *err)
+{
+    if (!e || !fn) return dp_fail(err, DP_EARGUMENT, "dp_engine_trace wants an engine and a function.");
+    for (int d = 0; d < e->n; d++) {
+        const dp_timeline *t = &e->group->worker[d].timeline;
+        uint64_t end = e->replica[d].booked;
+        if (end - e->traced[d] > DP_RECORDS) e->traced[d] = end - DP_RECORDS;
+        for (; e->traced[d] < end; e->traced[d]++) {
+            const dp_record *r = &t->record[e->traced[d] % DP_RECORDS];
+            dp_span s = {.device = d,
+                         .lane = r->lane,
+                         .phase = r->phase,
+                         .bucket = r->bucket,
+                         .step = r->step,
+                         .begin = r->begin - e->opened_at,
+                         .end = r->end - e->opened_at,
+                         .waited = r->waited,
+                         .bytes_in = r->received,
+                         .host_in = r->host_in,
+                         .host_out = r->host_out,
+                         .peers = r->peers};
+            snprintf(s.layer, sizeof s.layer, "%s", r->layer);
+            fn(user, &s);
+        }
+    }
+    return DP_OK;
+}
+
+/* ---- links ---- */
+
+enum { LINK_BYTES = 4 << 20 };
+typedef struct link_job {
+    dp_engine *engine;
+    void *memory[DP_MAX_DEVICES];
+    int open, distance; /* open: 1 allocates, -1 frees, 0 measures */
+} link_job;
+
+/* Every device reads from the one `distance` further, all at once. */
+static dp_status run_link(void *user, dp_worker *w, uint64_t seq, dp_error *err)
+{
+    link_job *j = user;
+    dp_engine *e = j->engine;
+    const dp_backend *b = e->group->backend;
+    int from = (w->device + j->distance) % e->n;
+    char *mine = j->memory[w->device];
+    (void)seq;
+    if (j->open > 0) {
+        DP_TRY(b->alloc(w->be, DP_MEM_STAGING, 2 * LINK_BYTES, "memory to measure links", &j->memory[w->device], err));
+        dp_status status = b->fill(w->stream, j->memory[w->device], 0, 2 * LINK_BYTES);
+        return status ? dp_fail(err, status, "Clearing device memory failed.") : dp_finish_stream(w, err);
+    }
+    if (j->open < 0) {
+        b->free(w->be, DP_MEM_STAGING, mine, 2 * LINK_BYTES);
+        return DP_OK;
+    }
+    dp_phase_begin(w, DP_PHASE_IDLE);
+    double best = 0;
+    for (int i = 0; i < 3; i++) {
+        double begin = dp_now();
+        dp_status status = b->copy(w->stream, mine + LINK_BYTES, j->memory[from], LINK_BYTES);
+        if (status) return dp_fail(err, status, "A copy between devices failed.");
+        DP_TRY(dp_finish_stream(w, err));
+        double rate = LINK_BYTES / (dp_now() - begin);
+        if (rate > best) best = rate;
+    }
+    e->link_rate[from * e->n + w->device] = best;
+    return DP_OK;
+}
+
+dp_status dp_engine_measure_links(dp_engine *e, dp_error *err)
+{
+    link_job j = {.engine = e, .open = 1};
+    DP_TRY(dp_engine_check(e, "dp_engine_measure_links", err));
+    dp_status status = dp_engine_job(e, (dp_job){.run = run_link, .user = &j}, err);
+    if (status) return status;
+    j.open = 0;
+    for (j.distance = 1; j.distance < e->n && !status; j.distance++)
+        status = dp_engine_job(e, (dp_job){.run = run_link, .user = &j}, err);
+    if (status) return status;
+    j.open = -1;
+    return dp_engine_job(e, (dp_job){.run = run_link, .user = &j}, err);
+}
+
+int dp_engine_link(const dp_engine *e, int from, int to, dp_link *l)
+{
+    if (!e || !l || from < 0 || to < 0 || from >= e->n || to >= e->n || from == to) return 0;
+    *l = (dp_link){.bytes = atomic_load_explicit(&e->group->worker[to].received[from], memory_order_relaxed),
+                   .bytes_per_s = e->link_rate[from * e->n + to]};
+    snprintf(l->kind, sizeof l->kind, "%s", e->group->backend->in_line ? "memory" : "peer");
+    return 1;
+}
+
+/* ---- split ---- */
+
 int dp_engine_split(const dp_engine *e, int64_t n, int64_t *rows, int max)
 {
     dp_split s;

@@ -1,46 +1,26 @@
 /* One training batch on one worker, phase by phase. Every line of the walk in dp/README.md is one call here. */
 #include "internal.h"
+#include <pthread.h>
 #include <string.h>
 
-typedef struct walk { /* one worker's way through a batch */
-    dp_engine *e;
-    dp_step *step;
-    dp_replica *r;
-    int round; /* leaves done */
-} walk;
-
-static dp_rows part(dp_rows rows, dp_leaf leaf)
+dp_rows dp_rows_part(dp_rows rows, int64_t first, int64_t n)
 {
-    rows.data = (const char *)rows.data + (size_t)(leaf.first * rows.width) * dp_dtype_size(rows.dtype);
-    rows.n = leaf.rows;
+    rows.data = (const char *)rows.data + (size_t)(first * rows.width) * dp_dtype_size(rows.dtype);
+    rows.n = n;
     return rows;
 }
 
-dp_status dp_phase_upload(dp_engine *e, dp_replica *r, const dp_run *run, dp_rows x, dp_rows y, const uint64_t *ids,
-                          dp_error *err)
+dp_status dp_phase_upload(dp_replica *r, const dp_run *run, dp_rows x, dp_rows y, const uint64_t *ids, dp_error *err)
 {
-    (void)e;
     dp_phase_begin(r->w, DP_PHASE_UPLOAD);
     DP_TRY(dp_fetch(r->w, r->run, run, sizeof *run, -1, err));
-    DP_TRY(dp_fetch(r->w, r->x, x.data, (size_t)(x.n * x.width) * dp_dtype_size(x.dtype), -1, err));
+    if (x.data) DP_TRY(dp_fetch(r->w, r->x, x.data, (size_t)(x.n * x.width) * dp_dtype_size(x.dtype), -1, err));
     if (y.data) DP_TRY(dp_fetch(r->w, r->y, y.data, (size_t)(y.n * y.width) * dp_dtype_size(y.dtype), -1, err));
-    if (ids) DP_TRY(dp_fetch(r->w, r->ids, ids, (size_t)x.n * 8, -1, err));
+    if (ids) DP_TRY(dp_fetch(r->w, r->ids, ids, (size_t)run->rows * 8, -1, err));
     return DP_OK;
 }
 
-static uint64_t round_value(const walk *k, int round) /* counts up over rounds and jobs */
-{
-    return k->step->job * DP_MAX_LEAVES + (uint64_t)round;
-}
-
-static int leaf_of_round(const dp_split *s, int device, int round)
-{
-    for (int i = s->begin[device]; i < s->begin[device + 1]; i++)
-        if (s->leaf[i].rows > 0 && round-- == 0) return i;
-    return -1;
-}
-
-static dp_status loss(walk *k, int leaf, const float *output, const void *target, float *gradient, dp_error *err)
+dp_status dp_leaf_loss(dp_walk *k, int leaf, const float *output, const void *target, float *gradient, dp_error *err)
 {
     dp_replica *r = k->r;
     int slot = leaf % r->n_sums;
@@ -50,67 +30,128 @@ static dp_status loss(walk *k, int leaf, const float *output, const void *target
     return dp_send(r->w, &k->step->sums[leaf], &r->sums[slot], sizeof *r->sums, err);
 }
 
-/* loss = master, the master's part of a round: outputs in, loss of each leaf, gradients ready. */
-static dp_status serve_round(walk *k, int round, dp_error *err)
+/* ---- a leaf ---- */
+
+/* Gradient arrays of a device are a stack: leaf `leaf` is written to `slot`, then `merges` times the top is added to the one below. So the
+ * leaves are folded along their halving tree with depth + 1 arrays. */
+typedef struct fold {
+    int leaf, slot, merges;
+} fold;
+
+static int plan_folds(const dp_split *s, int first, int n, int slot, fold *f, int at)
 {
-    dp_engine *e = k->e;
-    dp_step *step = k->step;
-    dp_worker *w = k->r->w;
-    int64_t width = e->graph->node[e->graph->out].width;
-    for (int d = 0; d < e->n; d++) {
-        int leaf = leaf_of_round(&step->split, d, round);
-        dp_gathered *at = &e->gathered[d];
-        if (leaf < 0) continue;
-        const dp_leaf *l = &step->split.leaf[leaf];
-        dp_rows y = part(step->batch.y, *l);
-        dp_phase_begin(w, DP_PHASE_GATHER);
-        const float *output = dp_plan_output(e->replica[d].plan);
-        if (d != 0) {
-            DP_TRY(dp_signal_wait(&e->has_output[d], w, round_value(k, round), "a device's outputs", err));
-            DP_TRY(dp_fetch(w, at->output, output, (size_t)(l->rows * width) * 4, d, err));
-            output = at->output;
-        }
-        DP_TRY(dp_fetch(w, at->target, y.data, (size_t)(y.n * y.width) * dp_dtype_size(y.dtype), -1, err));
-        dp_phase_begin(w, DP_PHASE_LOSS);
-        DP_TRY(loss(k, leaf, output, at->target, d ? at->gradient : dp_plan_output_grad(k->r->plan), err));
-        if (d != 0) DP_TRY(dp_signal_raise(&e->loss_ready[d], w, round_value(k, round), err));
+    int half = (n + 1) / 2, begin = at;
+    if (n == 1) {
+        if (s->leaf[first].rows) f[at++] = (fold){first, slot, 0};
+        return at;
     }
+    at = plan_folds(s, first, half, slot, f, at);
+    int left = at > begin, middle = at;
+    at = plan_folds(s, first + half, n - half, left ? slot + 1 : slot, f, at);
+    if (left && at > middle) f[at - 1].merges++;
+    return at;
+}
+
+static float *slot_memory(const dp_walk *k, int slot)
+{
+    /* The first sum of a window is made where the window's sum stands. */
+    return slot == 0 && k->step->windowed && k->opens_window ? k->r->window : k->r->grad[slot];
+}
+
+static dp_status add(dp_walk *k, float *to, const float *from, int64_t at, int64_t count, dp_error *err)
+{
+    const float *pair[2] = {to + at, from + at};
+    return dp_sum(k->r->w, to + at, pair, 2, count, err);
+}
+
+/* Bucket b of a leaf's gradient is there: fold it, and when it was the device's last leaf, offer it. */
+static dp_status bucket_complete(dp_walk *k, const fold *f, int b, int last, dp_error *err)
+{
+    const dp_bucket *bucket = &k->e->params->bucket[b];
+    int slot = f->slot;
+    for (int i = 0; i < f->merges; i++, slot--)
+        DP_TRY(add(k, slot_memory(k, slot - 1), slot_memory(k, slot), bucket->offset, bucket->count, err));
+    if (!last) return DP_OK;
+    if (k->step->windowed && !k->opens_window) DP_TRY(add(k, k->r->window, k->r->grad[0], bucket->offset, bucket->count, err));
+    if (!k->offers) return DP_OK;
+    DP_TRY(dp_signal_raise(&k->e->at[k->me].gradient[b], k->r->w, k->step->reduction, err));
+    if (k->e->on.overlap == DP_OVERLAP_OFF) return DP_OK;
+    DP_TRY(dp_communicate(k, 0, err));
+    dp_lane_enter(k->r->w, DP_LANE_COMPUTE);
+    dp_phase_begin(k->r->w, DP_PHASE_BACKWARD);
     return DP_OK;
 }
 
-static dp_status loss_by_master(walk *k, int leaf, dp_error *err)
+static dp_status forward(dp_walk *k, dp_pass *pass, dp_error *err)
 {
-    dp_engine *e = k->e;
-    dp_replica *r = k->r;
-    int me = r->w->device;
-    int64_t rows = k->step->split.leaf[leaf].rows, width = e->graph->node[e->graph->out].width;
-    if (me == 0) return serve_round(k, k->round, err);
-    dp_phase_begin(r->w, DP_PHASE_SCATTER);
-    DP_TRY(dp_signal_raise(&e->has_output[me], r->w, round_value(k, k->round), err));
-    DP_TRY(dp_signal_wait(&e->loss_ready[me], r->w, round_value(k, k->round), "the master's loss", err));
-    return dp_fetch(r->w, dp_plan_output_grad(r->plan), e->gathered[me].gradient, (size_t)(rows * width) * 4, 0, err);
+    dp_worker *w = k->r->w;
+    dp_stop stop;
+    int which;
+    dp_phase_begin(w, DP_PHASE_FORWARD);
+    for (;;) {
+        DP_TRY(dp_plan_forward(k->r->plan, w->stream, pass, &stop, &which, err));
+        if (stop == DP_STOP_END) return DP_OK;
+        if (stop == DP_STOP_PART) {
+            DP_TRY(dp_sync_part(k, which, 0, err));
+            continue;
+        }
+        int brought = k->in.active;
+        DP_TRY(dp_arrive(k->e, k->r, &k->in, which, err));
+        DP_TRY(dp_arrived(k->e, k->r, k->step->version, which, err));
+        if (brought) dp_phase_begin(w, DP_PHASE_FORWARD);
+    }
 }
 
-/* Forward, loss, backward of one leaf: its gradient sum lands in `grad`. */
-static dp_status run_leaf(walk *k, int leaf, float *grad, dp_error *err)
+static dp_status backward(dp_walk *k, const dp_pass *pass, const fold *f, int last, dp_error *err)
+{
+    dp_worker *w = k->r->w;
+    dp_stop stop;
+    int which;
+    dp_phase_begin(w, DP_PHASE_BACKWARD);
+    for (;;) {
+        DP_TRY(dp_plan_backward(k->r->plan, w->stream, pass, &stop, &which, err));
+        if (stop == DP_STOP_END) return DP_OK;
+        DP_TRY(stop == DP_STOP_PART ? dp_sync_part(k, which, 1, err) : bucket_complete(k, f, which, last, err));
+    }
+}
+
+/* The arrays about to be written have been read: by whoever sums, and by whoever collects what was summed here. */
+static dp_status wait_for_readers(dp_walk *k, dp_error *err)
+{
+    dp_engine *e = k->e;
+    int all = e->on.reduce == DP_REDUCE_SLICED; /* else the master is through only when everybody is */
+    if (!k->step->reads) return DP_OK;
+    dp_phase_begin(k->r->w, DP_PHASE_IDLE);
+    for (int d = 0; d < (all ? e->n : 1); d++)
+        DP_TRY(dp_signal_wait(&e->at[d].read, k->r->w, k->step->reads, "the last reduction", err));
+    return DP_OK;
+}
+
+static int stats_of(const dp_walk *k, int leaf)
+{
+    if (!k->e->n_bn) return DP_STATS_NONE;
+    if (k->e->on.bn_stats != DP_BN_PRIMARY) return DP_STATS_LEAF;
+    return leaf == 0 ? DP_STATS_RUNNING : DP_STATS_NONE;
+}
+
+static dp_status run_leaf(dp_walk *k, const fold *f, int last, dp_error *err)
 {
     dp_engine *e = k->e;
     dp_step *step = k->step;
     dp_replica *r = k->r;
-    dp_worker *w = r->w;
-    const dp_leaf *l = &step->split.leaf[leaf];
-    dp_run *run = &step->leaf_run[leaf];
+    const dp_leaf *l = &step->split.leaf[f->leaf];
+    dp_run *run = &step->leaf_run[f->leaf];
     const uint64_t *ids = (step->batch.ids ? step->batch.ids : step->ids) + l->first;
-    dp_rows x = part(step->batch.x, *l), y = part(step->batch.y, *l);
-    dp_stop stop = DP_STOP_BUCKET;
-    int bucket;
+    dp_rows x = dp_rows_part(step->batch.x, l->first, l->rows), y = dp_rows_part(step->batch.y, l->first, l->rows), none = {0};
 
     *run = step->run;
     run->rows = l->rows;
+    run->batch_rows = step->batch.x.n;
     run->ids = r->ids;
-    run->update_stats = leaf == 0; /* bn_stats = primary: PyTorch's replica 0 */
-    if (e->on.loss_on_master) y.data = NULL;
-    DP_TRY(dp_phase_upload(e, r, run, x, y, ids, err));
+    run->stats = stats_of(k, f->leaf);
+    DP_TRY(dp_phase_upload(r, run, e->on.scatter_on_master ? none : x, e->on.loss_on_master ? none : y, ids, err));
+    if (e->on.scatter_on_master) DP_TRY(dp_scatter_take(k, f->leaf, x, err));
+    if (last && e->on.scatter_on_master) DP_TRY(dp_scatter_done(k, err));
 
     dp_pass pass = {.run = *run,
                     .run_device = r->run,
@@ -120,125 +161,125 @@ static dp_status run_leaf(walk *k, int leaf, float *grad, dp_error *err)
                     .mean = r->normalize ? r->mean : NULL,
                     .inv_std = r->normalize ? r->inv_std : NULL,
                     .param = r->param,
-                    .grad = grad,
+                    .grad = slot_memory(k, f->slot),
                     .buffer = r->buffer,
-                    .stats = run->update_stats ? r->shadow : NULL};
-    dp_phase_begin(w, DP_PHASE_FORWARD);
-    DP_TRY(dp_plan_forward(r->plan, w->stream, &pass, err));
+                    .stats = run->stats ? dp_leaf_statistics(k, f->leaf) : NULL,
+                    .by_bucket = k->round == 0 && (k->in.active || (step->fresh && !r->b->in_line)),
+                    .sync = e->n_bn && e->on.bn_stats == DP_BN_SYNC,
+                    .part = step->part + (uint64_t)k->part};
+    DP_TRY(forward(k, &pass, err));
+    if (last) DP_TRY(dp_statistics_given(k, err));
     if (e->on.loss_on_master) {
-        DP_TRY(loss_by_master(k, leaf, err));
+        DP_TRY(dp_loss_by_master(k, f->leaf, err));
     } else {
-        dp_phase_begin(w, DP_PHASE_LOSS);
-        DP_TRY(loss(k, leaf, dp_plan_output(r->plan), r->y, dp_plan_output_grad(r->plan), err));
+        dp_phase_begin(r->w, DP_PHASE_LOSS);
+        DP_TRY(dp_leaf_loss(k, f->leaf, dp_plan_output(r->plan), r->y, dp_plan_output_grad(r->plan), err));
     }
-    dp_phase_begin(w, DP_PHASE_BACKWARD);
-    while (stop != DP_STOP_END) DP_TRY(dp_plan_backward(r->plan, w->stream, &pass, &stop, &bucket, err));
+    if (k->round == 0) DP_TRY(wait_for_readers(k, err));
+    pass.part = step->part + (uint64_t)k->part;
     k->round++;
+    return backward(k, &pass, f, last, err);
+}
+
+/* A device without rows: it takes the new parameters and has nothing to give but what its window holds. */
+static dp_status run_idle(dp_walk *k, dp_error *err)
+{
+    DP_TRY(dp_arrive(k->e, k->r, &k->in, -1, err));
+    if (k->step->fresh || k->step->arrives) DP_TRY(dp_arrived(k->e, k->r, k->step->version, -1, err));
+    dp_lane_enter(k->r->w, DP_LANE_COMPUTE);
+    DP_TRY(wait_for_readers(k, err));
+    if (!k->offers) return DP_OK;
+    for (int b = 0; b < k->e->params->n_buckets; b++)
+        DP_TRY(dp_signal_raise(&k->e->at[k->me].gradient[b], k->r->w, k->step->reduction, err));
     return DP_OK;
 }
 
-/* Leaves first .. first + n - 1, a node of the halving tree: their sum into grad[slot]; *there = 0 when all are empty. Two sums are
- * added as soon as both are there, so that depth + 1 arrays are enough. */
-static dp_status fold(walk *k, int first, int n, int slot, int *there, dp_error *err)
+static dp_status walk(dp_walk *k, dp_error *err)
 {
-    dp_replica *r = k->r;
-    int left = 0, right = 0, half = (n + 1) / 2;
-    *there = 0;
-    if (n == 1) {
-        if (!k->step->split.leaf[first].rows) return DP_OK;
-        *there = 1;
-        return run_leaf(k, first, r->grad[slot], err);
-    }
-    DP_TRY(fold(k, first, half, slot, &left, err));
-    DP_TRY(fold(k, first + half, n - half, left ? slot + 1 : slot, &right, err));
-    *there = left || right;
-    if (!left || !right) return DP_OK;
-    const float *pair[2] = {r->grad[slot], r->grad[slot + 1]};
-    dp_phase_begin(r->w, DP_PHASE_BACKWARD);
-    return dp_sum(r->w, r->grad[slot], pair, 2, r->params->count, err);
-}
+    dp_engine *e = k->e;
+    dp_step *step = k->step;
+    dp_worker *w = k->r->w;
+    const dp_split *split = &step->split;
+    fold f[DP_MAX_LEAVES];
+    int n = plan_folds(split, split->begin[k->me], split->begin[k->me + 1] - split->begin[k->me], 0, f, 0);
 
-/* Adds a sum to the window's, or begins it: the array of the first is kept aside by exchange. */
-static dp_status add_to_window(walk *k, float **sum, int *open, dp_error *err)
-{
-    dp_replica *r = k->r;
-    if (!*sum) {
-        *sum = *open ? r->window : NULL;
-        return DP_OK;
-    }
-    if (!*open) {
-        for (int i = 0; i < r->slots; i++)
-            if (r->grad[i] == *sum) r->grad[i] = r->window;
-        r->window = *sum;
-        *open = 1;
-        return DP_OK;
-    }
-    const float *pair[2] = {r->window, *sum};
-    DP_TRY(dp_sum(r->w, r->window, pair, 2, r->params->count, err));
-    *sum = r->window;
+    if (step->arrives) dp_arrival_begin(&k->in, step->version, step->job, step->brought);
+    if (step->arrives && (k->me == 0 && e->on.update == DP_UPDATE_MASTER)) k->in.active = 0;
+    if (k->in.active && e->on.broadcast_always) DP_TRY(dp_arrive_buffers(e, k->r, step->job, step->committed, err));
+    dp_lane_enter(w, DP_LANE_COMPUTE);
+    if (e->on.scatter_on_master && k->me == 0 && split->rounds) DP_TRY(dp_scatter_rows(k, err));
+    if (e->on.scatter_on_master && !n && split->rounds) DP_TRY(dp_scatter_done(k, err));
+    for (int i = 0; i < n; i++) DP_TRY(run_leaf(k, &f[i], i == n - 1, err));
+    if (!n) DP_TRY(run_idle(k, err));
+    for (int i = n; e->on.loss_on_master && k->me == 0 && i < split->rounds; i++) DP_TRY(dp_loss_serve(k, i, err));
+    if (k->in.active) DP_TRY(dp_arrive(e, k->r, &k->in, -1, err));
+    if (k->offers) DP_TRY(dp_communicate(k, 1, err));
+    if (k->me == 0) DP_TRY(dp_statistics_commit(k, err));
     return DP_OK;
 }
 
-static dp_status accumulate(walk *k, dp_error *err)
+static dp_status run_step(dp_step *step, dp_worker *w, dp_error *err)
 {
-    dp_replica *r = k->r;
-    int whole = k->step->first_of_window && k->step->last_of_window;
-    if (k->step->first_of_window) r->window_open = 0;
-    return whole ? DP_OK : add_to_window(k, &r->result, &r->window_open, err);
+    dp_engine *e = step->engine;
+    dp_walk k = {.e = e, .step = step, .r = &e->replica[w->device], .me = w->device};
+    int role = k.me != 0;
+    k.opens_window = !(step->gave >> k.me & 1);
+    k.offers = step->reduce || step->update;
+    k.stage = e->stage[role];
+    k.n_stages = step->update ? e->n_stages[role] : e->n_stages[role] && k.stage[0].kind == DP_SUM;
+    w->timeline.step = step->index;
+    return walk(&k, err);
 }
 
-static dp_status update(walk *k, dp_error *err)
+/* ---- mode = classic: a thread per device and step, as PyTorch's DataParallel starts them ---- */
+
+typedef struct errand {
+    dp_step *step;
+    dp_worker *w;
+    dp_status status;
+    dp_error *err;
+} errand;
+
+static void *run_errand(void *arg)
 {
-    dp_replica *r = k->r;
-    dp_phase_begin(r->w, DP_PHASE_UPDATE);
-    if (!k->round) DP_TRY(dp_fetch(r->w, r->run, &k->step->run, sizeof *r->run, -1, err)); /* no leaf brought it */
-    DP_TRY(dp_replica_update(r, r->result, &k->e->optimizer, err));
-    return dp_send(r->w, k->step->verdict, r->verdict, sizeof *r->verdict, err);
+    errand *x = arg;
+    x->w->group->backend->bind(x->w->be);
+    x->status = run_step(x->step, x->w, x->err);
+    return NULL;
 }
 
-static dp_status commit_statistics(walk *k, uint64_t seq, dp_error *err)
+static dp_status run_in_thread(dp_step *step, dp_worker *w, dp_error *err)
 {
-    dp_replica *r = k->r;
-    if (!k->step->split.leaf[0].rows || !r->params->buffer_count) return DP_OK;
-    dp_phase_begin(r->w, DP_PHASE_UPDATE);
-    dp_status status = r->b->copy(r->w->stream, r->buffer, r->shadow, (size_t)r->params->buffer_count * 4);
-    if (status) return dp_fail(err, status, "Committing running statistics failed.");
-    return dp_signal_raise(&k->e->stats_ready, r->w, seq, err);
+    errand x = {.step = step, .w = w, .err = err};
+    pthread_t thread;
+    int r = pthread_create(&thread, NULL, run_errand, &x);
+    if (r) return dp_fail_errno(err, DP_ENOMEM, r, "Cannot start a thread of device %d", w->device);
+    pthread_join(thread, NULL);
+    w->group->backend->bind(w->be);
+    return x.status;
 }
 
 dp_status dp_step_run(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 {
     dp_step *step = user;
-    dp_engine *e = step->engine;
-    dp_replica *r = &e->replica[w->device];
-    walk k = {.e = e, .step = step, .r = r};
-    const dp_split *split = &step->split;
-    int there, me = w->device;
-
-    if (step->replicate) DP_TRY(dp_phase_replicate(e, r, step->version, seq, step->replicated, err));
-    /* The arrays about to be written are read by peers until the last reduction is over. */
-    dp_phase_begin(w, DP_PHASE_IDLE);
-    if (e->n > 1 && step->reduced && me != 0) DP_TRY(dp_signal_wait(&e->reduced, w, step->reduced, "the last reduction", err));
-    DP_TRY(fold(&k, split->begin[me], split->begin[me + 1] - split->begin[me], 0, &there, err));
-    for (int i = k.round; e->on.loss_on_master && me == 0 && i < split->rounds; i++) DP_TRY(serve_round(&k, i, err));
-    r->result = there ? r->grad[0] : NULL;
-    /* With shards every batch is summed over the devices, then added on the master; else each device adds its own first. */
-    if (!e->on.shards) DP_TRY(accumulate(&k, err));
-    if (step->reduce) DP_TRY(dp_phase_reduce(e, r, step->reduction, err));
-    if (me == 0) {
-        if (e->on.shards) DP_TRY(accumulate(&k, err));
-        DP_TRY(commit_statistics(&k, seq, err));
-        if (step->update) DP_TRY(update(&k, err));
-        if (step->last_of_window) DP_TRY(dp_signal_raise(&e->params_ready, w, step->version + 1, err));
-    }
-    return dp_job_ended(e, w, seq, err);
+    DP_TRY(step->engine->on.thread_per_step ? run_in_thread(step, w, err) : run_step(step, w, err));
+    return dp_job_ended(step->engine, w, seq, err);
 }
 
+/* ---- the end ---- */
+
+/* The communication lane comes last: what it does follows from what is computed. */
 dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err)
 {
-    dp_status status = e->group->backend->record(w->stream, e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)]);
-    e->replica[w->device].given[seq % DP_JOBS] = atomic_load_explicit(&e->has_gradient[w->device].count, memory_order_relaxed);
-    atomic_store_explicit(&e->replica[w->device].created, e->group->backend->created(w->be), memory_order_relaxed);
+    const dp_backend *b = e->group->backend;
+    dp_replica *r = &e->replica[w->device];
+    dp_event_pair *end = &e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)];
+    dp_status status = b->record(w->lane_stream[DP_LANE_COMPUTE], end->computed);
+    if (!status) status = b->wait(w->lane_stream[DP_LANE_COMM], end->computed);
+    if (!status) status = b->record(w->lane_stream[DP_LANE_COMM], end->all);
+    int last = e->params->n_buckets - 1;
+    r->given[seq % DP_JOBS] = last < 0 ? 0 : atomic_load_explicit(&e->at[w->device].gradient[last].count, memory_order_relaxed);
+    atomic_store_explicit(&r->created, b->created(w->be), memory_order_relaxed);
     return status ? dp_fail(err, status, "Recording an event failed.") : DP_OK;
 }
 
@@ -246,10 +287,10 @@ int dp_step_finished(void *user, dp_worker *w, uint64_t seq)
 {
     dp_engine *e = *(dp_engine **)user; /* first member of every job */
     const dp_backend *b = e->group->backend;
-    int done = b->done(e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)]);
-    if (done == 0) { /* for the watchdog: does this device still work, or wait for another? */
+    int done = b->done(e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)].all), last = e->params->n_buckets - 1;
+    if (done == 0 && last >= 0) { /* for the watchdog: does this device still work, or wait for another? */
         uint64_t given = e->replica[w->device].given[seq % DP_JOBS];
-        int over = b->done(e->has_gradient[w->device].event[given % DP_SIGNAL_RING]) == 1;
+        int over = b->done(e->at[w->device].gradient[last].event[given % DP_SIGNAL_RING]) == 1;
         atomic_store_explicit(&w->waits, over, memory_order_relaxed);
     }
     return done;

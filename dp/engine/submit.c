@@ -98,28 +98,73 @@ static dp_status check_leaves(const dp_engine *e, const dp_step *s, int *drop, d
 
 /* ---- submit ---- */
 
-int dp_engine_replicates(dp_engine *e, int always, uint64_t *before)
+int dp_engine_brings(dp_engine *e, int always, uint64_t *brought)
 {
     if (e->n == 1 || (!always && e->pulled_version == e->version)) return 0;
-    *before = e->replicated;
-    e->replicated = dp_group_next(e->group);
+    *brought = always ? e->brought : 0;
+    e->brought = dp_group_next(e->group);
     e->pulled_version = e->version;
     return 1;
 }
 
+/* Which devices add to the sum: those with rows, and without shards those whose window holds something. */
+static void set_givers(dp_engine *e, dp_step *s)
+{
+    s->gave = s->windowed && !s->first_of_window ? e->window_gives : 0;
+    s->gives = s->gave;
+    for (int d = 0; d < e->n; d++)
+        for (int i = s->split.begin[d]; i < s->split.begin[d + 1]; i++)
+            if (s->split.leaf[i].rows) s->gives |= (uint64_t)1 << d;
+    e->window_gives = s->gives;
+}
+
+/* Somebody may still read the gradients of the last reduction, unless the new parameters that it led to came in between. */
+static void set_reduction(dp_engine *e, dp_step *s, int rows)
+{
+    s->reduce = e->on.shards ? rows || s->update : s->update;
+    s->reads = e->reads_over ? 0 : e->reductions;
+    e->reads_over = 1;
+    if (s->reduce) {
+        e->reductions++;
+        e->reads_over = s->update && e->on.update != DP_UPDATE_REPLICATED;
+    }
+    s->reduction = e->reductions;
+    s->keeps = e->on.shards && !(s->first_of_window && s->last_of_window);
+    s->reduced_before = s->keeps && e->window_reduced;
+    e->window_reduced = !s->last_of_window && (s->reduced_before || s->reduce);
+    if (s->reduce) e->last = (dp_last_sum){1, s->windowed || s->keeps};
+}
+
+static void set_statistics(dp_engine *e, dp_step *s, int rows)
+{
+    int all = e->on.bn_stats != DP_BN_PRIMARY;
+    s->stats = e->n_bn && (all ? rows : s->split.leaf[0].rows > 0);
+    s->committed = e->stats_job;
+    s->pooled = e->pooled;
+    s->part = e->parts;
+    if (!s->stats) return;
+    e->stats_version++;
+    e->stats_job = dp_group_next(e->group);
+    if (all) e->pooled++;
+    if (e->on.bn_stats == DP_BN_SYNC) e->parts += (uint64_t)e->n_parts;
+}
+
 static void set_numbers(dp_engine *e, dp_step *s)
 {
-    int rows = 0;
-    for (int i = 0; i < s->split.leaves; i++) rows |= s->split.leaf[i].rows > 0;
-    s->version = e->version;
-    s->replicate = rows && dp_engine_replicates(e, e->on.broadcast_always, &s->replicated);
+    int rows = s->split.rounds > 0;
     s->first_of_window = !e->window_open;
     s->last_of_window = s->batch.last_of_window != 0;
+    s->windowed = !e->on.shards && !(s->first_of_window && s->last_of_window);
     s->update = s->last_of_window && e->window_targets > 0;
-    s->reduce = e->on.shards ? rows : s->update;
-    s->reduced = e->reductions;
-    if (s->reduce && e->n > 1) e->reductions++;
-    s->reduction = e->reductions;
+    s->version = e->version;
+    s->arrives = rows && dp_engine_brings(e, e->on.broadcast_always, &s->brought);
+    s->fresh = rows && e->used_version != e->version;
+    if (rows) e->used_version = e->version;
+    set_givers(e, s);
+    set_reduction(e, s, rows);
+    set_statistics(e, s, rows);
+    s->rows_before = e->rows_job;
+    if (rows) e->rows_job = dp_group_next(e->group);
     s->run = (dp_run){.seed = e->seed,
                       .epoch = s->batch.ids ? s->batch.epoch : (uint64_t)s->index,
                       .param_version = e->version,
@@ -127,10 +172,10 @@ static void set_numbers(dp_engine *e, dp_step *s)
                       .lr = e->lr,
                       .train = 1};
     e->window_open = !s->last_of_window;
-    if (s->last_of_window) {
-        e->window_targets = 0;
-        e->version++;
-    }
+    if (s->last_of_window) e->window_targets = 0;
+    if (!s->update) return;
+    e->version++;
+    if (e->on.update == DP_UPDATE_REPLICATED || e->on.early) e->pulled_version = e->version;
 }
 
 dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err)
@@ -153,6 +198,7 @@ dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err)
     dp_step *s = &e->step[e->submitted % DP_STEPS];
     s->batch = *b;
     s->index = e->first_batch + (int64_t)e->submitted;
+    if (b->ids) dp_balance_epoch(e, b->epoch);
     dp_split_plan(&s->split, &e->splitter, b->x.n);
     DP_TRY(check_leaves(e, s, &drop, err));
     if (drop) {
@@ -162,142 +208,11 @@ dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err)
     }
     e->window_targets += targets;
     set_numbers(e, s);
-    if (e->params->buffer_count && s->split.leaf[0].rows) {
-        e->stats_version++;
-        e->stats_job = dp_group_next(e->group);
-    }
     s->posted_at = dp_now();
     s->job = dp_group_next(e->group); /* before the workers see it */
     dp_group_post(e->group, (dp_job){.run = dp_step_run, .finished = dp_step_finished, .user = s});
     e->submitted++;
     return DP_OK;
-}
-
-/* ---- wait ---- */
-
-void dp_engine_book(dp_engine *e, uint64_t job)
-{
-    for (int d = 0; d < e->n; d++) {
-        dp_timeline *t = &e->group->worker[d].timeline;
-        dp_device_stats *s = &e->stats[d];
-        uint64_t end = t->mark[job % 8];
-        if (end <= e->replica[d].booked) continue; /* booked with a later job */
-        if (end - e->replica[d].booked > DP_RECORDS) e->replica[d].booked = end - DP_RECORDS;
-        for (; e->replica[d].booked < end; e->replica[d].booked++) {
-            const dp_record *r = &t->record[e->replica[d].booked % DP_RECORDS];
-            double seconds = r->end - r->begin, waited = r->phase == DP_PHASE_IDLE ? seconds : r->waited;
-            s->phase[r->phase] += seconds;
-            s->wait += waited;
-            s->busy += seconds - waited;
-            s->bytes_in += r->received;
-            s->host_in += r->host_in;
-            s->host_out += r->host_out;
-        }
-    }
-}
-
-dp_status dp_engine_job(dp_engine *e, dp_job job, dp_error *err)
-{
-    uint64_t seq = dp_group_post(e->group, job);
-    dp_status status = dp_group_wait(e->group, seq, err);
-    if (status)
-        e->failed = 1;
-    else
-        dp_engine_book(e, seq);
-    return status;
-}
-
-/* First tensor of the last gradient that holds a NaN or infinity; NULL: none is left to see. */
-static const char *bad_tensor(dp_engine *e)
-{
-    float *g = dp_calloc((size_t)e->params->count, 4);
-    const char *name = NULL;
-    if (g && !dp_engine_pull_gradient(e, g, NULL)) {
-        for (int i = 0; i < e->params->n_params && !name; i++) {
-            const dp_param *p = &e->params->param[i];
-            for (int64_t k = 0; p->bucket >= 0 && k < p->count; k++)
-                if (!isfinite(g[p->offset + k])) {
-                    name = e->graph->tensor[i].name;
-                    break;
-                }
-        }
-    }
-    free(g);
-    return name;
-}
-
-static dp_status non_finite(dp_engine *e, const dp_step *s, dp_result *r, dp_error *err)
-{
-    int device = -1;
-    for (int d = e->n - 1; d >= 0; d--)
-        for (int i = s->split.begin[d]; i < s->split.begin[d + 1]; i++)
-            if (s->split.leaf[i].rows && !isfinite(s->sums[i].loss)) device = d;
-    if (!e->on.stop_on_nan) {
-        r->skipped = s->update;
-        dp_log(e->config, DP_LOG_WARN, "Batch %lld: %s is not finite; the update is skipped.", (long long)s->index + 1,
-               device >= 0 ? "the loss" : "the gradient");
-        return DP_OK;
-    }
-    /* The other batch in flight runs to its end first, since the gradient is fetched behind it. */
-    const char *tensor = s->update ? bad_tensor(e) : NULL;
-    dp_fail(err, DP_ENONFINITE,
-            "Batch %lld: %s is NaN or infinite%s%s. Lower optimizer.lr, set optimizer.clip_norm, or look at the data; %s.",
-            (long long)s->index + 1, device >= 0 ? "the loss" : "the gradient", tensor ? "; first bad gradient: " : "",
-            tensor ? tensor : "", "run.on_nan = warn skips such updates");
-    dp_error_place(err, device >= 0 ? device : 0, device >= 0 ? device : 0, DP_PHASE_LOSS, dp_phase_name(DP_PHASE_LOSS),
-                   s->index, tensor);
-    e->failed = 1;
-    return DP_ENONFINITE;
-}
-
-dp_status dp_engine_wait(dp_engine *e, dp_result *result, dp_error *err)
-{
-    dp_result r = {0};
-    int finite = 1;
-    DP_TRY(dp_engine_check(e, "dp_engine_wait", err));
-    if (e->submitted == e->waited) return dp_fail(err, DP_EARGUMENT, "Nothing is in flight; call dp_engine_submit first.");
-    const dp_step *s = &e->step[e->waited % DP_STEPS];
-    dp_status status = dp_group_wait(e->group, s->job, err);
-    if (status) {
-        e->failed = 1;
-        dp_error_place(err, -1, -1, -1, NULL, s->index, NULL);
-        return status;
-    }
-    e->waited++;
-    dp_engine_book(e, s->job);
-    r.step = s->index;
-    r.lr = s->run.lr;
-    r.seconds = dp_now() - s->posted_at;
-    for (int i = 0; i < s->split.leaves; i++) {
-        if (!s->split.leaf[i].rows) continue;
-        r.samples += s->split.leaf[i].rows;
-        r.targets += s->sums[i].targets;
-        r.correct += s->sums[i].correct;
-        r.loss_sum += s->sums[i].loss;
-    }
-    r.dropped = s->batch.x.n - r.samples;
-    if (s->update) {
-        r.grad_norm = s->verdict->norm;
-        e->updates = s->verdict->steps;
-        finite = s->verdict->finite;
-    } else if (s->last_of_window) {
-        r.skipped = 1;
-        dp_log(e->config, DP_LOG_WARN, "Batch %lld: no target counted in this window; nothing was updated.",
-               (long long)s->index + 1);
-    }
-    r.updates = e->updates;
-    if (!finite || !isfinite(r.loss_sum)) DP_TRY(non_finite(e, s, &r, err));
-    if (result) *result = r;
-    return DP_OK;
-}
-
-dp_status dp_engine_step(dp_engine *e, const dp_batch *b, dp_result *r, dp_error *err)
-{
-    DP_TRY(dp_engine_check(e, "dp_engine_step", err));
-    if (e->submitted != e->waited)
-        return dp_fail(err, DP_EARGUMENT, "A batch is in flight; call dp_engine_wait before dp_engine_step.");
-    DP_TRY(dp_engine_submit(e, b, err));
-    return dp_engine_wait(e, r, err);
 }
 
 dp_status dp_engine_set_lr(dp_engine *e, double lr)

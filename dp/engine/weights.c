@@ -33,7 +33,8 @@ dp_status dp_engine_get(dp_engine *e, const char *tensor, float *dst, int64_t co
     if (!dst) return dp_fail(err, DP_EARGUMENT, "dp_engine_get wants memory for %lld floats.", (long long)count);
     float *memory = dp_calloc((size_t)count, 4);
     if (!memory) return dp_fail(err, DP_ENOMEM, "Out of host memory for %s.", tensor);
-    dp_status status = dp_engine_pull(e, memory, place(e, i), (size_t)count * 4, err);
+    dp_status status = dp_engine_settle(e, err);
+    if (!status) status = dp_engine_pull(e, 0, memory, place(e, i), (size_t)count * 4, err);
     if (!status) dp_tensor_to_file(&e->graph->tensor[i], memory, dst);
     free(memory);
     return status;
@@ -50,9 +51,10 @@ dp_status dp_engine_put(dp_engine *e, const char *tensor, const float *src, int6
     if (!memory) return dp_fail(err, DP_ENOMEM, "Out of host memory for %s.", tensor);
     const dp_tensor *t = &e->graph->tensor[i];
     dp_tensor_from_file(t, src, memory);
-    dp_status status = dp_engine_push(e, place(e, i), memory, (size_t)count * 4, err);
+    dp_status status = dp_engine_settle(e, err);
+    if (!status) status = dp_engine_push(e, 0, place(e, i), memory, (size_t)count * 4, err);
     if (!status && t->buffer)
-        status = dp_engine_push(e, e->replica[0].shadow + e->params->param[i].offset, memory, (size_t)count * 4, err);
+        status = dp_engine_push(e, 0, e->replica[0].shadow + e->params->param[i].offset, memory, (size_t)count * 4, err);
     if (!status) status = dp_engine_renew(e, err);
     free(memory);
     return status;
@@ -112,15 +114,15 @@ static dp_status move_state(dp_engine *e, host_state *h, int out, int with_state
     } part[] = {{r->param, h->param, n},
                 {r->buffer, h->buffer, buffers},
                 {out ? NULL : r->shadow, h->buffer, buffers},
-                {r->m, h->m, n},
-                {r->v, h->v, n},
                 {with_state ? r->verdict : NULL, &h->verdict, sizeof h->verdict}};
+    if (out) DP_TRY(dp_engine_settle(e, err));
     for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
         if (!part[i].device || !part[i].host || !part[i].bytes) continue;
-        DP_TRY(out ? dp_engine_pull(e, part[i].host, part[i].device, part[i].bytes, err)
-                   : dp_engine_push(e, part[i].device, part[i].host, part[i].bytes, err));
+        DP_TRY(out ? dp_engine_pull(e, 0, part[i].host, part[i].device, part[i].bytes, err)
+                   : dp_engine_push(e, 0, part[i].device, part[i].host, part[i].bytes, err));
     }
-    return DP_OK;
+    if (h->m) DP_TRY(dp_engine_move_state(e, 0, h->m, out, err));
+    return h->v ? dp_engine_move_state(e, 1, h->v, out, err) : DP_OK;
 }
 
 static const char *const optimizer_name[] = {[DP_SGD] = "sgd", [DP_ADAM] = "adam", [DP_ADAMW] = "adamw"};

@@ -30,6 +30,7 @@ dp_status dp_array_fit(dp_array *a, dp_rows shape, int64_t first, dp_error *err)
 {
     const dp_backend *b = a->w->group->backend;
     size_t bytes = (size_t)(shape.n * shape.width) * dp_dtype_size(shape.dtype);
+    bytes = (bytes + 63) / 64 * 64; /* sums are of whole blocks (collective.c) */
     a->rows = 0;
     if (bytes > a->capacity) {
         b->free(a->w->be, DP_MEM_STAGING, a->data, a->capacity);
@@ -47,6 +48,11 @@ dp_status dp_array_fit(dp_array *a, dp_rows shape, int64_t first, dp_error *err)
 int64_t dp_array_rows(const dp_array *a)
 {
     return a ? a->rows : 0;
+}
+
+void *dp_array_data(const dp_array *a)
+{
+    return a && a->rows ? a->data : NULL;
 }
 
 static dp_status run_free(void *user, dp_worker *w, uint64_t seq, dp_error *err)

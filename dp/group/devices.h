@@ -14,8 +14,9 @@ typedef struct dp_device_list {
     int64_t memory_limit;
 } dp_device_list;
 
-/* devices.use and what belongs to it. `auto` takes one CPU device per core, up to 8, fewer when a device would get less than 16
- * samples of `batch`. backend NULL: by the names; tests give one of their own, whose devices are then named cpu:K too. */
+/* devices.use and what belongs to it. `auto` takes all GPUs that can be used; without any, one CPU device per core, up to 8, fewer when a
+ * device would get less than 16 samples of `batch`. `all` takes all GPUs, `0,1` and `cuda:0,cuda:1` those, and there must be some.
+ * backend NULL: by the names; tests give one of their own, whose devices are then named cpu:K too. */
 dp_status dp_devices_choose(dp_device_list *list, const dp_config *c, const dp_backend *backend, int64_t batch, dp_error *err);
 int dp_cores(void); /* that this process may use */
 #endif

@@ -11,67 +11,52 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- phases ---- */
-
-static void close_record(dp_worker *w, double now)
-{
-    dp_timeline *t = &w->timeline;
-    if (t->current.phase >= 0) {
-        t->current.end = now;
-        t->record[t->written++ % DP_RECORDS] = t->current;
-    }
-    t->current.phase = -1;
-}
-
-void dp_phase_begin(dp_worker *w, int phase)
-{
-    double now = dp_now();
-    close_record(w, now);
-    w->timeline.current = (dp_record){.phase = phase, .begin = now};
-    atomic_store_explicit(&w->phase, phase, memory_order_relaxed);
-    atomic_store_explicit(&w->since, now, memory_order_relaxed);
-    atomic_store_explicit(&w->progress, now, memory_order_relaxed);
-}
-
-void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer)
-{
-    if (peer < 0) {
-        w->timeline.current.host_in += bytes;
-        return;
-    }
-    w->timeline.current.received += bytes;
-    int64_t sum = atomic_load_explicit(&w->received[peer], memory_order_relaxed) + bytes; /* one writer */
-    atomic_store_explicit(&w->received[peer], sum, memory_order_relaxed);
-}
-
-void dp_phase_sent(dp_worker *w, int64_t bytes)
-{
-    w->timeline.current.host_out += bytes;
-}
-
 /* ---- waiting ---- */
+
+static void wake(dp_group *g, int room)
+{
+    if (!atomic_load(&g->room[room].parked)) return;
+    pthread_mutex_lock(&g->lock);
+    pthread_cond_broadcast(&g->room[room].moved);
+    pthread_mutex_unlock(&g->lock);
+}
 
 void dp_raise(dp_group *g, _Atomic uint64_t *counter, uint64_t value)
 {
     atomic_store(counter, value);
-    if (!atomic_load(&g->parked)) return;
-    pthread_mutex_lock(&g->lock);
-    pthread_cond_broadcast(&g->moved);
-    pthread_mutex_unlock(&g->lock);
+    wake(g, DP_ROOM_WORKERS);
+}
+
+static void wake_all(dp_group *g) /* under the lock */
+{
+    for (int i = 0; i < 2; i++) pthread_cond_broadcast(&g->room[i].moved);
 }
 
 static int abort_group(dp_group *g) /* 1: nobody had before */
 {
     pthread_mutex_lock(&g->lock);
     int first = !atomic_exchange(&g->aborted, 1);
-    pthread_cond_broadcast(&g->moved);
+    wake_all(g);
     pthread_mutex_unlock(&g->lock);
     return first;
 }
 
-/* Parks for at most `limit` seconds; returns at once when *counter has got there, the group stops or, unless idle, was aborted. */
-static void park(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, double limit, int idle)
+typedef struct wish { /* what a wait is for: a counter, or whatever `ready` says */
+    const _Atomic uint64_t *counter;
+    uint64_t value;
+    int (*ready)(void *);
+    void *arg;
+} wish;
+
+static int granted(const wish *x)
 {
+    return x->ready ? x->ready(x->arg) : atomic_load(x->counter) >= x->value;
+}
+
+/* Parks for at most `limit` seconds; returns at once when the wish is granted, the group stops or, unless idle, was aborted. */
+static void park(dp_group *g, int room, const wish *x, double limit, int idle)
+{
+    dp_room *r = &g->room[room];
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     double whole = floor(limit);
@@ -79,10 +64,10 @@ static void park(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, d
     t.tv_nsec += (long)((limit - whole) * 1e9);
     if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;
     pthread_mutex_lock(&g->lock);
-    atomic_fetch_add(&g->parked, 1);
-    if (atomic_load(counter) < value && (idle || !atomic_load(&g->aborted)) && !atomic_load(&g->stopping))
-        pthread_cond_timedwait(&g->moved, &g->lock, &t);
-    atomic_fetch_sub(&g->parked, 1);
+    atomic_fetch_add(&r->parked, 1);
+    if (!granted(x) && (idle || !atomic_load(&g->aborted)) && !atomic_load(&g->stopping))
+        pthread_cond_timedwait(&r->moved, &g->lock, &t);
+    atomic_fetch_sub(&r->parked, 1);
     pthread_mutex_unlock(&g->lock);
 }
 
@@ -126,33 +111,43 @@ static dp_status aborted(dp_error *err)
     return dp_fail(err, DP_EFAILED, "Another device failed.");
 }
 
-static dp_status await(dp_group *g, const _Atomic uint64_t *counter, uint64_t value, const char *what, double begin,
-                       dp_error *err)
+static dp_status await(dp_group *g, int room, const wish *x, const char *what, double begin, dp_error *err)
 {
     while (dp_now() - begin < g->spin_s)
-        if (atomic_load_explicit(counter, memory_order_acquire) >= value) return DP_OK;
+        if (granted(x)) return DP_OK;
     for (;;) {
-        if (atomic_load(counter) >= value) return DP_OK;
+        if (granted(x)) return DP_OK;
         if (atomic_load(&g->aborted)) return aborted(err);
         double quiet = dp_now() - fmax(last_progress(g), begin);
         if (quiet > g->list.timeout_s) {
             timed_out(g, what, err);
             return abort_group(g) ? DP_ETIMEOUT : aborted(err); /* one hang is one failure, whoever else waits for it */
         }
-        park(g, counter, value, fmin(0.25, g->list.timeout_s - quiet + 0.001), 0);
+        park(g, room, x, fmin(0.25, g->list.timeout_s - quiet + 0.001), 0);
     }
+}
+
+static dp_status await_as(dp_group *g, dp_worker *w, const wish *x, const char *what, dp_error *err)
+{
+    double begin = dp_now();
+    if (w) atomic_store_explicit(&w->waits, 1, memory_order_relaxed);
+    dp_status status = await(g, w ? DP_ROOM_WORKERS : DP_ROOM_CALLER, x, what, begin, err);
+    if (!w) return status;
+    if (!status) atomic_store_explicit(&w->waits, 0, memory_order_relaxed); /* who gave up still counts as waiting */
+    w->timeline.current[w->lane].waited += dp_now() - begin;
+    return status;
 }
 
 dp_status dp_await(dp_group *g, dp_worker *w, const _Atomic uint64_t *counter, uint64_t value, const char *what, dp_error *err)
 {
     if (atomic_load_explicit(counter, memory_order_acquire) >= value) return DP_OK;
-    double begin = dp_now();
-    if (w) atomic_store_explicit(&w->waits, 1, memory_order_relaxed);
-    dp_status status = await(g, counter, value, what, begin, err);
-    if (!w) return status;
-    if (!status) atomic_store_explicit(&w->waits, 0, memory_order_relaxed); /* who gave up still counts as waiting */
-    w->timeline.current.waited += dp_now() - begin;
-    return status;
+    return await_as(g, w, &(wish){.counter = counter, .value = value}, what, err);
+}
+
+dp_status dp_await_any(dp_group *g, dp_worker *w, int (*ready)(void *), void *arg, const char *what, dp_error *err)
+{
+    if (ready(arg)) return DP_OK;
+    return await_as(g, w, &(wish){.ready = ready, .arg = arg}, what, err);
 }
 
 /* ---- worker ---- */
@@ -186,11 +181,11 @@ static void run_job(dp_worker *w, uint64_t seq)
     dp_fail(&error, DP_EFAILED, "A job failed without saying why.");
     if (atomic_load(&g->aborted) && !job->always) return;
     atomic_store_explicit(&w->waits, 0, memory_order_relaxed);
-    close_record(w, dp_now()); /* the idling since the last job */
+    dp_timeline_job(w, seq);
     status = job->run(job->user, w, seq, &error);
-    double now = dp_now();
-    close_record(w, now);
-    w->timeline.current = (dp_record){.phase = DP_PHASE_IDLE, .begin = now};
+    dp_error late;
+    dp_status booked = dp_timeline_launched(w, &late);
+    if (!status && booked) status = booked, error = late;
     if (status) note_failure(w, status, &error);
 }
 
@@ -198,11 +193,15 @@ dp_status dp_finish_stream(dp_worker *w, dp_error *err)
 {
     const dp_backend *b = w->group->backend;
     double begin = dp_now(), limit = w->group->list.timeout_s;
-    int done = 0;
-    dp_status status = b->record(w->stream, w->finish);
-    while (!status && (done = b->done(w->finish)) == 0 && dp_now() - begin < limit) sched_yield();
-    if (!status && done < 0) status = (dp_status)-done;
-    if (!status && !done) status = DP_ETIMEOUT;
+    dp_status status = DP_OK;
+    for (int lane = 0; lane < DP_LANES; lane++) { /* after a failure too: the other lane may still be at work */
+        int done = 0;
+        dp_status here = b->record(w->lane_stream[lane], w->finish);
+        while (!here && (done = b->done(w->finish)) == 0 && dp_now() - begin < limit) sched_yield();
+        if (!here && done < 0) here = (dp_status)-done;
+        if (!here && !done) here = DP_ETIMEOUT;
+        if (!status) status = here;
+    }
     return status ? dp_fail(err, status, "The device did not finish its work (%s).", dp_status_name(status)) : DP_OK;
 }
 
@@ -231,8 +230,9 @@ static void serve(dp_worker *w)
         uint64_t posted = atomic_load_explicit(&g->posted, memory_order_acquire);
         if (started > ended && job_ended(w, ended + 1)) {
             ended++;
-            w->timeline.mark[ended % 8] = w->timeline.written;
-            dp_raise(g, &w->done, ended);
+            dp_timeline_ended(w, ended);
+            atomic_store(&w->done, ended);
+            wake(g, DP_ROOM_CALLER);
         } else if (started < posted && started - ended < DP_RUN_AHEAD) {
             run_job(w, ++started);
         } else if (started == ended) { /* nothing to do: wait for the next job, for ever or until close */
@@ -240,7 +240,8 @@ static void serve(dp_worker *w)
             double begin = dp_now();
             while (dp_now() - begin < g->spin_s)
                 if (atomic_load_explicit(&g->posted, memory_order_acquire) > started) break;
-            if (atomic_load(&g->posted) == started) park(g, &g->posted, started + 1, 1.0, 1);
+            if (atomic_load(&g->posted) == started)
+                park(g, DP_ROOM_WORKERS, &(wish){.counter = &g->posted, .value = started + 1}, 1.0, 1);
         } else {
             sched_yield(); /* the device works: look again */
         }
@@ -261,13 +262,18 @@ static void *worker_main(void *arg)
     dp_worker *w = o->w;
     const dp_backend *b = w->group->backend;
     o->status = b->open(&w->be, o->options, &o->error);
-    if (!o->status) o->status = b->stream_open(w->be, 0, &w->stream, &o->error);
+    for (int lane = 0; lane < DP_LANES && !o->status; lane++) /* communication goes first where both could */
+        o->status = b->stream_open(w->be, lane == DP_LANE_COMM, &w->lane_stream[lane], &o->error);
     if (!o->status) o->status = b->event_open(w->be, &w->finish, &o->error);
+    if (!o->status) o->status = dp_timeline_open(w, &o->error);
+    dp_lane_enter(w, DP_LANE_COMPUTE);
     int failed = o->status != DP_OK;
     atomic_store(&o->ready, 1); /* *o is the opener's again */
     if (!failed) serve(w);
+    dp_timeline_close(w);
     if (w->finish) b->event_close(w->finish);
-    if (w->stream) b->stream_close(w->stream);
+    for (int lane = 0; lane < DP_LANES; lane++)
+        if (w->lane_stream[lane]) b->stream_close(w->lane_stream[lane]);
     if (w->be) b->close(w->be);
     return NULL;
 }
@@ -284,7 +290,7 @@ static dp_status start_worker(dp_group *g, int d, dp_error *err)
     sigset_t all, before;
     g->worker[d].group = g;
     g->worker[d].device = d;
-    g->worker[d].timeline.current.phase = -1;
+    for (int lane = 0; lane < DP_LANES; lane++) g->worker[d].timeline.current[lane].phase = -1;
     atomic_init(&g->worker[d].layer, "");
     atomic_init(&g->worker[d].phase, DP_PHASE_IDLE);
     atomic_init(&g->worker[d].since, dp_now());
@@ -316,7 +322,7 @@ dp_status dp_group_open_on(dp_group **out, const dp_config *c, const dp_backend 
     pthread_mutex_init(&g->lock, NULL);
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&g->moved, &clock);
+    for (int i = 0; i < 2; i++) pthread_cond_init(&g->room[i].moved, &clock);
     pthread_condattr_destroy(&clock);
     g->worker = dp_calloc((size_t)g->n, sizeof *g->worker);
     status = DP_ENOMEM;
@@ -454,7 +460,7 @@ dp_status dp_group_close(dp_group *g, dp_error *err)
     pthread_mutex_lock(&g->lock);
     atomic_store(&g->stopping, 1);
     atomic_store(&g->aborted, 1);
-    pthread_cond_broadcast(&g->moved);
+    wake_all(g);
     pthread_mutex_unlock(&g->lock);
     for (int d = 0; g->worker && d < g->n; d++) {
         struct timespec t;
@@ -466,7 +472,7 @@ dp_status dp_group_close(dp_group *g, dp_error *err)
     if (stuck) /* its thread may still touch all of this: leave it */
         return dp_fail(err, DP_ETIMEOUT, "%d of %d workers do not return; their threads and memory are left behind.", stuck,
                        g->n);
-    pthread_cond_destroy(&g->moved);
+    for (int i = 0; i < 2; i++) pthread_cond_destroy(&g->room[i].moved);
     pthread_mutex_destroy(&g->lock);
     free(g->worker);
     free(g);

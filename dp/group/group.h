@@ -27,8 +27,10 @@ struct dp_worker {
     dp_group *group;
     int device; /* position in the group; 0 is the master */
     dp_be_device *be;
-    dp_be_stream *stream;
-    dp_be_event *finish; /* of dp_finish_stream */
+    dp_be_stream *lane_stream[DP_LANES];
+    int lane;             /* where it is now: DP_LANE_ */
+    dp_be_stream *stream; /* ... and the stream of that */
+    dp_be_event *finish;  /* of dp_finish_stream */
     pthread_t thread;
     int has_thread;
     dp_timeline timeline;
@@ -44,6 +46,12 @@ struct dp_worker {
     dp_error error;
 };
 
+typedef struct dp_room {  /* where threads park: apart, so that what concerns one side does not wake the other */
+    pthread_cond_t moved; /* some counter was raised while somebody was parked */
+    _Atomic int parked;
+} dp_room;
+enum { DP_ROOM_WORKERS, DP_ROOM_CALLER };
+
 struct dp_group {
     const dp_backend *backend;
     dp_device_list list;
@@ -55,8 +63,7 @@ struct dp_group {
     _Atomic int stopping; /* close */
     double spin_s;        /* how long a wait spins before it parks: 0 when cores do not suffice */
     pthread_mutex_t lock; /* of the errors and of parking */
-    pthread_cond_t moved; /* some counter was raised while somebody was parked */
-    _Atomic int parked;
+    dp_room room[2];      /* the workers', who wait for jobs and for each other; the caller's, who waits for the end of jobs */
 };
 
 dp_status dp_group_open_on(dp_group **g, const dp_config *c, const dp_backend *backend, int64_t batch, dp_error *err);
@@ -69,16 +76,28 @@ dp_status dp_group_call(dp_group *g, dp_job job, dp_error *err); /* post and wai
 /* The last job: runs after an abort too. DP_ETIMEOUT when a worker does not get there within 5 s: it is stuck. */
 dp_status dp_group_closing(dp_group *g, dp_job job, dp_error *err);
 
-/* Counters that one side raises and others wait for. Raise with dp_raise only: it wakes who is parked. */
+/* Counters that one side raises and others wait for. Raise with dp_raise only: it wakes the workers that are parked. */
 void dp_raise(dp_group *g, _Atomic uint64_t *counter, uint64_t value);
 /* Until *counter >= value. DP_EFAILED when the group was aborted, DP_ETIMEOUT when no worker has shown life for timeout_s: then
  * err lists the phase of every device. w: the waiting worker, NULL for the caller's thread. */
 dp_status dp_await(dp_group *g, dp_worker *w, const _Atomic uint64_t *counter, uint64_t value, const char *what, dp_error *err);
 
-/* Polls until everything launched here has ended; DP_ETIMEOUT after timeout_s. */
+/* The same for whatever `ready` says, asked again whenever some counter moved. */
+dp_status dp_await_any(dp_group *g, dp_worker *w, int (*ready)(void *), void *arg, const char *what, dp_error *err);
+
+/* Polls until everything launched here, in all lanes, has ended; DP_ETIMEOUT after timeout_s. */
 dp_status dp_finish_stream(dp_worker *w, dp_error *err);
 
-void dp_phase_begin(dp_worker *w, int phase);               /* ends the phase before */
+/* timeline.c. What follows goes to that lane: launches, copies, sums, signals, phases. Begin a phase after entering. */
+void dp_lane_enter(dp_worker *w, int lane);
+void dp_phase_begin(dp_worker *w, int phase);               /* ends the lane's phase before; < 0: only that */
+void dp_phase_bucket(dp_worker *w, int bucket);             /* that this phase is about */
+void dp_phase_layer(void *worker, const char *layer);       /* about to be launched; as dp_plan_watch wants it */
 void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer); /* received from device `peer` (-1: the host) in this phase */
 void dp_phase_sent(dp_worker *w, int64_t bytes);            /* to the host */
+dp_status dp_timeline_open(dp_worker *w, dp_error *err);
+void dp_timeline_close(dp_worker *w);
+void dp_timeline_job(dp_worker *w, uint64_t job);            /* a job begins to launch */
+dp_status dp_timeline_launched(dp_worker *w, dp_error *err); /* it has launched everything */
+void dp_timeline_ended(dp_worker *w, uint64_t job);          /* what it launched has ended */
 #endif

@@ -118,7 +118,8 @@ static dp_status upload_run(dp_model *m, const dp_array *x, uint64_t epoch, int 
                             .ids = r->ids,
                             .param_version = m->version,
                             .train = train,
-                            .update_stats = train && m->master == m}; /* the master's rows, as PyTorch's replica 0 */
+                            .stats = train && m->master == m ? DP_STATS_RUNNING
+                                                             : DP_STATS_NONE}; /* the master's rows, as PyTorch's replica 0 */
     for (int64_t i = 0; i < x->rows; i++) m->ids[i] = (uint64_t)(x->first + i);
     DP_TRY(dp_fetch(m->w, r->run, &m->host->run, sizeof *r->run, -1, err));
     return dp_fetch(m->w, r->ids, m->ids, (size_t)x->rows * 8, -1, err);
@@ -132,6 +133,8 @@ static dp_status run_apply(void *user, dp_worker *w, uint64_t seq, dp_error *err
     dp_array *y = call.y[w->device];
     dp_replica *r = &m->r;
     const dp_node *out = &r->graph->node[r->graph->out];
+    dp_stop stop;
+    int which;
     (void)seq;
     m->rows = 0;
     DP_TRY(dp_array_fit(y, dp_view(NULL, DP_F32, x->rows, out->width), x->first, err));
@@ -145,9 +148,9 @@ static dp_status run_apply(void *user, dp_worker *w, uint64_t seq, dp_error *err
                         .param = r->param,
                         .grad = call.train ? r->grad[0] : NULL,
                         .buffer = r->buffer,
-                        .stats = m->host->run.update_stats ? r->shadow : NULL};
+                        .stats = m->host->run.stats ? r->shadow : NULL};
     dp_phase_begin(w, DP_PHASE_FORWARD);
-    DP_TRY(dp_plan_forward(r->plan, w->stream, &m->pass, err));
+    DP_TRY(dp_plan_forward(r->plan, w->stream, &m->pass, &stop, &which, err));
     dp_status status = r->b->copy(w->stream, y->data, dp_plan_output(r->plan), (size_t)(x->rows * out->width) * 4);
     if (!status && m->pass.stats) status = r->b->copy(w->stream, r->buffer, r->shadow, (size_t)r->params->buffer_count * 4);
     if (status) return dp_fail(err, status, "Copying outputs and running statistics failed.");

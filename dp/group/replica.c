@@ -50,8 +50,8 @@ static dp_status open_plans(dp_replica *r, dp_error *err)
         status = dp_plan_open(&r->eval_plan, r->b, r->w->be, r->graph, r->params, rows, 0, err);
     }
     if (!status) {
-        dp_plan_watch(r->plan, &r->w->layer, &r->w->progress);
-        dp_plan_watch(r->eval_plan, &r->w->layer, &r->w->progress);
+        dp_plan_watch(r->plan, dp_phase_layer, r->w);
+        dp_plan_watch(r->eval_plan, dp_phase_layer, r->w);
     }
     if (status == DP_ENOMEM && err) {
         size_t at = strlen(err->text);
@@ -84,16 +84,26 @@ dp_status dp_replica_open(dp_replica *r, dp_worker *w, const dp_replica_options 
     }
     for (; r->slots < o->slots; r->slots++) DP_TRY(floats(r, DP_MEM_GRADIENTS, n, "gradients", &r->grad[r->slots], err));
     if (o->window) DP_TRY(floats(r, DP_MEM_GRADIENTS, n, "accumulated gradients", &r->window, err));
-    if (o->states >= 1) DP_TRY(floats(r, DP_MEM_OPTIMIZER, n, "optimizer state", &r->m, err));
-    if (o->states >= 2) DP_TRY(floats(r, DP_MEM_OPTIMIZER, n, "optimizer state", &r->v, err));
-    if (o->states >= 0) {
+    r->leaf_stats = dp_calloc((size_t)o->leaf_stats * 2 + 1, sizeof *r->leaf_stats);
+    if (!r->leaf_stats) return dp_fail(err, DP_ENOMEM, "Out of host memory while opening device %d.", w->device);
+    for (int i = 0; buffers && i < 2 * o->leaf_stats; i++)
+        DP_TRY(floats(r, DP_MEM_STAGING, buffers, "statistics of a leaf", &r->leaf_stats[i], err));
+    r->n_leaf_stats = 2 * o->leaf_stats;
+    r->states = n / (o->state_slices ? o->state_slices : 1);
+    if (o->states >= 1) DP_TRY(floats(r, DP_MEM_OPTIMIZER, r->states, "optimizer state", &r->m, err));
+    if (o->states >= 2) DP_TRY(floats(r, DP_MEM_OPTIMIZER, r->states, "optimizer state", &r->v, err));
+    for (int i = 0; i < 2; i++) {
         void *p;
         DP_TRY(bytes_of(r, DP_MEM_WORKSPACE, (size_t)(n / DP_CHUNK + 1) * 8, "partial sums", &p, err));
-        r->chunk_sums = p;
-        DP_TRY(bytes_of(r, DP_MEM_OPTIMIZER, sizeof *r->verdict, "verdict", &p, err));
-        r->verdict = p;
-        r->b->fill(w->stream, p, 0, sizeof *r->verdict);
+        r->chunk_sums[i] = p;
     }
+    void *check;
+    DP_TRY(bytes_of(r, DP_MEM_WORKSPACE, (size_t)(n / DP_CHUNK + 1) * 8, "checksums", &check, err));
+    r->check_sums = check;
+    void *verdict;
+    DP_TRY(bytes_of(r, DP_MEM_OPTIMIZER, 2 * sizeof *r->verdict, "verdict", &verdict, err));
+    r->verdict = verdict;
+    r->b->fill(w->stream, verdict, 0, 2 * sizeof *r->verdict);
     r->x_bytes = (size_t)(r->rows_capacity * in->width) * (in->dtype == DP_F32 ? 4 : 8);
     r->y_bytes = (size_t)(r->rows_capacity * o->targets_per_row) * 8;
     void *p;
@@ -103,6 +113,8 @@ dp_status dp_replica_open(dp_replica *r, dp_worker *w, const dp_replica_options 
     r->ids = p;
     DP_TRY(bytes_of(r, DP_MEM_STAGING, sizeof *r->run, "run block", &p, err));
     r->run = p;
+    DP_TRY(bytes_of(r, DP_MEM_STAGING, sizeof *r->run, "run block of the update", &p, err));
+    r->update_run = p;
     DP_TRY(bytes_of(r, DP_MEM_STAGING, sizeof *r->sums * (size_t)o->sums, "loss sums", &p, err));
     r->sums = p;
     if (r->channels) {
@@ -125,14 +137,18 @@ void dp_replica_close(dp_replica *r)
     FREE(DP_MEM_PARAMETERS, r->shadow, buffers * 4);
     for (int i = 0; i < DP_MAX_SLOTS; i++) FREE(DP_MEM_GRADIENTS, r->grad[i], n * 4);
     FREE(DP_MEM_GRADIENTS, r->window, n * 4);
-    FREE(DP_MEM_OPTIMIZER, r->m, n * 4);
-    FREE(DP_MEM_OPTIMIZER, r->v, n * 4);
-    FREE(DP_MEM_OPTIMIZER, r->verdict, sizeof *r->verdict);
-    FREE(DP_MEM_WORKSPACE, r->chunk_sums, (n / DP_CHUNK + 1) * 8);
+    for (int i = 0; r->leaf_stats && i < r->n_leaf_stats; i++) FREE(DP_MEM_STAGING, r->leaf_stats[i], buffers * 4);
+    free(r->leaf_stats);
+    FREE(DP_MEM_OPTIMIZER, r->m, r->states * 4);
+    FREE(DP_MEM_OPTIMIZER, r->v, r->states * 4);
+    FREE(DP_MEM_OPTIMIZER, r->verdict, 2 * sizeof *r->verdict);
+    FREE(DP_MEM_WORKSPACE, r->check_sums, (n / DP_CHUNK + 1) * 8);
+    for (int i = 0; i < 2; i++) FREE(DP_MEM_WORKSPACE, r->chunk_sums[i], (n / DP_CHUNK + 1) * 8);
     FREE(DP_MEM_STAGING, r->x, r->x_bytes);
     FREE(DP_MEM_STAGING, r->y, r->y_bytes);
     FREE(DP_MEM_STAGING, r->ids, r->rows_capacity * 8);
     FREE(DP_MEM_STAGING, r->run, sizeof *r->run);
+    FREE(DP_MEM_STAGING, r->update_run, sizeof *r->run);
     FREE(DP_MEM_STAGING, r->sums, sizeof *r->sums * (size_t)r->n_sums);
     FREE(DP_MEM_STAGING, r->mean, r->channels * 4);
     FREE(DP_MEM_STAGING, r->inv_std, r->channels * 4);
@@ -169,9 +185,12 @@ dp_status dp_send(dp_worker *w, void *host, const void *src, size_t bytes, dp_er
 
 dp_status dp_sum(dp_worker *w, float *dst, const float *const *src, int n, int64_t count, dp_error *err)
 {
-    int others = 0;
-    for (int i = 0; i < n; i++) others += src[i] && src[i] != dst;
-    if (!others) return DP_OK;
+    int others = 0, own = 0;
+    for (int i = 0; i < n; i++) {
+        others += src[i] && src[i] != dst;
+        own |= src[i] == dst;
+    }
+    if (!others && own) return DP_OK;
     dp_status status = w->group->backend->sum(w->stream, dst, src, n, count);
     return status ? dp_fail(err, status, "Adding gradients failed.") : DP_OK;
 }
@@ -180,8 +199,8 @@ dp_status dp_replica_update(dp_replica *r, const float *grad, const dp_optimizer
 {
     const dp_params *p = r->params;
     dp_be_stream *s = r->w->stream;
-    dp_status status = r->b->sumsq(s, grad, p->count, r->chunk_sums);
-    if (!status) status = r->b->norm(s, r->chunk_sums, p->count / DP_CHUNK, r->run, o, r->verdict);
+    dp_status status = r->b->sumsq(s, grad, p->count, r->chunk_sums[0]);
+    if (!status) status = r->b->norm(s, r->chunk_sums[0], p->count / DP_CHUNK, r->run, o, r->verdict);
     if (!status)
         status = r->b->update(s, o, p->range, p->n_ranges, 0, p->count, r->param, grad, r->m, r->v, r->run, r->verdict);
     return status ? dp_fail(err, status, "The optimizer step failed (%s).", dp_status_name(status)) : DP_OK;

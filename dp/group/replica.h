@@ -17,23 +17,25 @@ typedef struct dp_replica {
     float *param, *buffer, *shadow;                 /* shadow: new running statistics of the step */
     float *grad[DP_MAX_SLOTS];                      /* gradient arrays: a stack for folding leaves */
     int slots;
-    float *window;   /* sum over the micro-batches of a window; NULL without accumulation */
-    int window_open; /* ... holds something */
-    float *result;   /* gradient sum that this device gives to the reduction; NULL: idle */
+    float *window;      /* sum over the micro-batches of a window; NULL without accumulation */
+    float **leaf_stats; /* (2, leaves) flat buffers: statistics of each leaf, of two steps in turn (bn_stats = merged, sync) */
+    int n_leaf_stats;
     /* A leaf on the device. */
     void *x, *y;
     size_t x_bytes, y_bytes;
     uint64_t *ids;
-    dp_run *run;
-    dp_loss_sums *sums; /* (leaves of a job) */
+    dp_run *run, *update_run; /* of a leaf; of the optimizer's step, which runs in another lane */
+    dp_loss_sums *sums;       /* (leaves of a job) */
     int n_sums;
     float *mean, *inv_std; /* (channels) */
     int channels, normalize;
-    /* Where the update runs. */
-    float *m, *v;
-    double *chunk_sums;
-    dp_verdict *verdict;
+    float *m, *v; /* (states): of all parameters, or of the slices of this device, bucket by bucket */
+    int64_t states;
+    double *chunk_sums[2];   /* of the gradient by chunk, of two reductions in turn */
+    uint64_t *check_sums;    /* of the parameters by chunk (devices.check_replicas) */
+    dp_verdict *verdict;     /* (2): what the update obeys; what is reported, when that is known later */
     uint64_t booked;         /* timeline records that the caller has added up (the caller's) */
+    double booked_to;        /* ... and the end of the last of them */
     uint64_t given[DP_JOBS]; /* by job: the last reduction that it or a job before gave a gradient to */
     _Atomic int64_t created; /* backend's counter at the end of the last job */
 } dp_replica;
@@ -45,7 +47,9 @@ typedef struct dp_replica_options {
     int slots;  /* gradient arrays; 0: a replica that is never trained */
     int window; /* with an array for accumulation */
     int sums;
-    int states; /* optimizer arrays per parameter; -1: no update here */
+    int states;       /* optimizer arrays per parameter; 0: none, or no update here */
+    int state_slices; /* they hold one of so many slices of every bucket; 0, 1: all */
+    int leaf_stats;   /* leaves whose statistics are kept apart */
     int64_t targets_per_row;
 } dp_replica_options;
 

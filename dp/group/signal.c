@@ -22,6 +22,11 @@ dp_status dp_signal_raise(dp_signal *s, dp_worker *owner, uint64_t value, dp_err
     return DP_OK;
 }
 
+int dp_signal_ready(const dp_signal *s, uint64_t value)
+{
+    return atomic_load_explicit(&s->count, memory_order_acquire) >= value;
+}
+
 dp_status dp_signal_wait(dp_signal *s, dp_worker *w, uint64_t value, const char *what, dp_error *err)
 {
     DP_TRY(dp_await(w->group, w, &s->count, value, what, err));

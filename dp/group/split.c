@@ -31,6 +31,25 @@ static void chunk(int64_t *rows, int leaves, int64_t batch)
     }
 }
 
+/* auto: what a leaf has above twice the even share goes to the ones with the most room for their weight. */
+static void limit(int64_t *rows, const dp_splitter *how, int64_t batch)
+{
+    int64_t most = 2 * ((batch + how->leaves - 1) / how->leaves), over = 0;
+    for (int i = 0; i < how->leaves; i++) {
+        if (rows[i] <= most) continue;
+        over += rows[i] - most;
+        rows[i] = most;
+    }
+    for (; over > 0; over--) {
+        int best = -1;
+        for (int i = 0; i < how->leaves; i++)
+            if (rows[i] < most &&
+                (best < 0 || how->weight[i] * (double)(rows[best] + 1) > how->weight[best] * (double)(rows[i] + 1)))
+                best = i;
+        rows[best]++;
+    }
+}
+
 static void weighted(int64_t *rows, const dp_splitter *how, int64_t batch)
 {
     double sum = 0, fraction[DP_MAX_LEAVES];
@@ -49,6 +68,7 @@ static void weighted(int64_t *rows, const dp_splitter *how, int64_t batch)
         rows[best]++;
         fraction[best] = -1;
     }
+    if (how->kind == DP_SPLIT_AUTO) limit(rows, how, batch);
     /* A leaf that is too small for a batchnorm gives its rows to the largest. */
     for (int i = 0; i < how->leaves; i++) {
         int largest = 0;
@@ -86,6 +106,10 @@ void dp_split_plan(dp_split *s, const dp_splitter *how, int64_t batch)
 
 int64_t dp_split_capacity(const dp_splitter *how, int64_t max_batch)
 {
+    if (how->kind == DP_SPLIT_AUTO) { /* whatever the weights become; and what too small leaves give to the largest */
+        int64_t bound = 2 * ((max_batch + how->leaves - 1) / how->leaves) + (int64_t)how->leaves * (how->min_rows - 1);
+        return bound < max_batch ? bound : max_batch;
+    }
     int64_t most = 1, edge = 4 * (int64_t)how->leaves;
     dp_split s;
     /* Leaves grow with the batch but for roundings: small batches, where leaves stay empty, and the last few decide. */

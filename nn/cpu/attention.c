@@ -139,5 +139,8 @@ static void attention_close(void *state)
     free(a);
 }
 
-const dp_family dp_cpu_attention = {NULL,           attention_open, attention_prepare, attention_forward, attention_backward,
-                                    attention_close};
+const dp_family dp_cpu_attention = {.open = attention_open,
+                                    .prepare = attention_prepare,
+                                    .forward = attention_forward,
+                                    .backward = attention_backward,
+                                    .close = attention_close};

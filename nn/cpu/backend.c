@@ -1,5 +1,6 @@
 /* The CPU's backend table. A device is a share of the processor that one worker thread works with; streams run in line, so events
  * have passed as soon as they are recorded. Arithmetic lies in the families: the head op of a chain picks one. */
+#include "../../dp/base/clock.h"
 #include "../backend.h"
 #include "cpu.h"
 #include "onednn.h"
@@ -13,12 +14,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { ALIGNMENT = 64 };
+enum { ALIGNMENT = 64, PAGE = 4096 };
 /* Huge pages speed large arenas up, but make a small process's resident size coarse. */
 static const size_t huge_page = (size_t)2 << 20, huge_from = (size_t)2 << 20;
 
 struct dp_be_event {
     dp_be_device *device;
+    double passed; /* when */
 };
 struct dp_kernel {
     const dp_family *family;
@@ -72,27 +74,38 @@ static int cpu_enumerate(int i, dp_device_info *info)
     return 1;
 }
 
-/* The calling thread, and with it the OpenMP team that it will make, on `n` of the cores that the process may use. */
-static dp_status pin(int first, int n, dp_error *err)
+/* Which `n` of the cores that the calling thread may use, from the `first` on. */
+static dp_status choose_cores(cpu_set_t *wanted, int first, int n, dp_error *err)
 {
-    cpu_set_t allowed, wanted;
+    cpu_set_t allowed;
     int failed = pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed);
     if (failed) return dp_fail_errno(err, DP_EDEVICE, failed, "Cannot read which cores this process may use");
-    CPU_ZERO(&wanted);
+    CPU_ZERO(wanted);
     int at = 0;
     for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         if (!CPU_ISSET(cpu, &allowed)) continue;
-        if (at >= first && at < first + n) CPU_SET(cpu, &wanted);
+        if (at >= first && at < first + n) CPU_SET(cpu, wanted);
         at++;
     }
-    if (CPU_COUNT(&wanted) < n) {
+    if (CPU_COUNT(wanted) < n) {
         return dp_fail(err, DP_EDEVICE,
                        "Cannot pin to cores %d..%d: this process may use %d; use fewer devices or threads, or do not pin",
                        first, first + n - 1, CPU_COUNT(&allowed));
     }
-    failed = pthread_setaffinity_np(pthread_self(), sizeof wanted, &wanted);
-    if (failed) return dp_fail_errno(err, DP_EDEVICE, failed, "Cannot pin the worker to cores %d..%d", first, first + n - 1);
     return DP_OK;
+}
+
+/* The calling thread, and with it the OpenMP team that it will make, on the device's cores. Both settings are of the thread alone. */
+static int bind_thread(const dp_be_device *d)
+{
+    omp_set_num_threads(d->options.threads);
+    return d->options.pin ? pthread_setaffinity_np(pthread_self(), sizeof d->cores, &d->cores) : 0;
+}
+
+/* What open was allowed is still allowed: a failure would mean that cores were taken away, and unpinned work is right too. */
+static void cpu_bind(dp_be_device *d)
+{
+    (void)bind_thread(d);
 }
 
 static void cpu_close(dp_be_device *d)
@@ -111,9 +124,13 @@ static dp_status cpu_open(dp_be_device **out, const dp_be_options *o, dp_error *
     d->options.threads = threads;
     d->memory.limit = o->memory_limit;
     d->vec = dp_vec_select();
-    dp_status status = o->pin ? pin(o->first_core, threads, err) : DP_OK;
+    dp_status status = o->pin ? choose_cores(&d->cores, o->first_core, threads, err) : DP_OK;
     if (status) goto fail;
-    omp_set_num_threads(threads); /* of the calling thread alone: every worker has to */
+    const int failed = bind_thread(d);
+    if (failed) {
+        status = dp_fail_errno(err, DP_EDEVICE, failed, "Cannot pin the worker of cpu:%d", o->index);
+        goto fail;
+    }
     status = dp_dnnl_open(&d->dnnl, &d->created, err);
     if (status) goto fail;
     *out = d;
@@ -125,12 +142,12 @@ fail:
 
 /* -- memory -- */
 
-static void *aligned(size_t bytes)
+static void *aligned(size_t bytes, size_t alignment)
 {
     void *p = NULL;
     const int huge = bytes >= huge_from;
-    if (bytes > SIZE_MAX - ALIGNMENT) return NULL;
-    if (posix_memalign(&p, huge ? huge_page : ALIGNMENT, bytes ? bytes : ALIGNMENT)) return NULL;
+    if (bytes > SIZE_MAX - huge_page) return NULL;
+    if (posix_memalign(&p, huge ? huge_page : alignment, bytes ? bytes : alignment)) return NULL;
     if (huge) (void)madvise(p, bytes / huge_page * huge_page, MADV_HUGEPAGE); /* a wish: without it the memory is as good */
     return p;
 }
@@ -138,7 +155,7 @@ static void *aligned(size_t bytes)
 static dp_status cpu_alloc(dp_be_device *d, int mem_class, size_t bytes, const char *what, void **p, dp_error *err)
 {
     DP_TRY(dp_memory_add(&d->memory, mem_class, (int64_t)bytes, what, err));
-    *p = aligned(bytes);
+    *p = aligned(bytes, ALIGNMENT);
     if (*p) return DP_OK;
     dp_memory_sub(&d->memory, mem_class, (int64_t)bytes);
     return dp_fail(err, DP_ENOMEM,
@@ -159,7 +176,7 @@ static const dp_memory *cpu_memory(const dp_be_device *d)
 
 static dp_status cpu_alloc_pinned(size_t bytes, void **p, dp_error *err)
 {
-    *p = aligned(bytes);
+    *p = aligned(bytes, PAGE);
     return *p ? DP_OK : dp_fail(err, DP_ENOMEM, "Out of memory: host staging wants %zu bytes", bytes);
 }
 
@@ -202,7 +219,9 @@ static void cpu_event_close(dp_be_event *e)
 
 static dp_status cpu_record(dp_be_stream *s, dp_be_event *e)
 {
-    return s->device == e->device ? DP_OK : DP_EARGUMENT;
+    if (s->device != e->device) return DP_EARGUMENT;
+    e->passed = dp_now();
+    return DP_OK;
 }
 
 static dp_status cpu_wait(dp_be_stream *s, dp_be_event *e)
@@ -215,6 +234,11 @@ static int cpu_done(dp_be_event *e)
 {
     (void)e;
     return 1;
+}
+
+static double cpu_when(dp_be_event *e)
+{
+    return e->passed;
 }
 
 /* -- moving -- */
@@ -293,6 +317,13 @@ static dp_status cpu_backward(dp_kernel *k, dp_be_stream *s, const dp_run *run, 
     return k->family->backward(k->state, run, run_device, io);
 }
 
+static dp_status cpu_partial(dp_kernel *k, dp_be_stream *s, const dp_run *run, const dp_run *run_device, const dp_io *io,
+                             int backward)
+{
+    (void)s;
+    return k->family->partial ? k->family->partial(k->state, run, run_device, io, backward) : DP_EARGUMENT;
+}
+
 static int64_t cpu_created(const dp_be_device *d)
 {
     return d->created;
@@ -304,9 +335,11 @@ const dp_backend *dp_backend_cpu(void)
         .abi = DP_BACKEND_ABI,
         .kind = "cpu",
         .alignment = ALIGNMENT,
+        .in_line = 1,
         .enumerate = cpu_enumerate,
         .open = cpu_open,
         .close = cpu_close,
+        .bind = cpu_bind,
         .alloc = cpu_alloc,
         .free = cpu_free,
         .memory = cpu_memory,
@@ -319,6 +352,7 @@ const dp_backend *dp_backend_cpu(void)
         .record = cpu_record,
         .wait = cpu_wait,
         .done = cpu_done,
+        .when = cpu_when,
         .copy = cpu_copy,
         .fill = cpu_fill,
         .reads_peer = cpu_reads_peer,
@@ -329,11 +363,15 @@ const dp_backend *dp_backend_cpu(void)
         .forward = cpu_forward,
         .backward = cpu_backward,
         .kernel_close = cpu_kernel_close,
+        .partial = cpu_partial,
         .loss = dp_cpu_loss,
         .sum = dp_cpu_sum,
+        .pool = dp_cpu_pool,
+        .merge = dp_cpu_merge,
         .sumsq = dp_cpu_sumsq,
         .norm = dp_cpu_norm,
         .update = dp_cpu_update,
+        .checksum = dp_cpu_checksum,
         .created = cpu_created,
     };
     return &table;

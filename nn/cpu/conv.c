@@ -205,4 +205,9 @@ static dp_status conv_backward(void *state, const dp_run *run, const dp_run *run
     return backward_data(c, &p->part[DP_DNNL_BACKWARD_DATA], io);
 }
 
-const dp_family dp_cpu_conv2d = {conv_fuses, conv_open, conv_prepare, conv_forward, conv_backward, conv_close};
+const dp_family dp_cpu_conv2d = {.fuses = conv_fuses,
+                                 .open = conv_open,
+                                 .prepare = conv_prepare,
+                                 .forward = conv_forward,
+                                 .backward = conv_backward,
+                                 .close = conv_close};

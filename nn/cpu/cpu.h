@@ -4,9 +4,11 @@
 #define DP_NN_CPU_H
 #include "../backend.h"
 #include "vec.h"
+#include <sched.h>
 
 struct dp_be_device {
     dp_be_options options;
+    cpu_set_t cores; /* options.pin: where its thread runs */
     dp_memory memory;
     const struct dp_vec *vec; /* loops for this processor's instruction set */
     int64_t created;          /* primitives, streams, events made since open */
@@ -24,7 +26,9 @@ typedef struct dp_family {
     dp_status (*prepare)(void *state, int64_t rows, dp_error *err); /* NULL = nothing to make */
     dp_status (*forward)(void *state, const dp_run *run, const dp_run *run_device, const dp_io *io);
     dp_status (*backward)(void *state, const dp_run *run, const dp_run *run_device, const dp_io *io);
-    void (*close)(void *state); /* NULL = free(state) */
+    dp_status (*partial)(void *state, const dp_run *run, const dp_run *run_device, const dp_io *io,
+                         int backward); /* NULL = need.part is 0 */
+    void (*close)(void *state);         /* NULL = free(state) */
 } dp_family;
 
 extern const dp_family dp_cpu_conv2d, dp_cpu_linear, dp_cpu_attention; /* conv.c, linear.c, attention.c (oneDNN) */
@@ -35,8 +39,12 @@ extern const dp_family dp_cpu_flatten, dp_cpu_concat;                           
 extern const dp_family dp_cpu_dropout, dp_cpu_embedding, dp_cpu_position,
     dp_cpu_softmax; /* dropout.c, embedding.c, softmax.c */
 
-/* Of the backend's table; flat.c, loss.c, convert.c, optimizer.c. Same contracts as in backend.h. */
+/* Of the backend's table; flat.c, statistics.c, loss.c, convert.c, optimizer.c. Same contracts as in backend.h. */
 dp_status dp_cpu_sum(dp_be_stream *s, float *dst, const float *const *src, int n, int64_t count);
+dp_status dp_cpu_pool(dp_be_stream *s, float *whole, const float *const *part, const int64_t *rows, int n, int64_t channels);
+dp_status dp_cpu_merge(dp_be_stream *s, float *shadow, const float *buffer, const dp_bn_layer *layers, int n_layers,
+                       const float *const *leaf, const int64_t *rows, int n);
+dp_status dp_cpu_checksum(dp_be_stream *s, const float *x, int64_t count, uint64_t *chunk_sums);
 dp_status dp_cpu_sumsq(dp_be_stream *s, const float *x, int64_t count, double *chunk_sums);
 dp_status dp_cpu_norm(dp_be_stream *s, const double *chunk_sums, int64_t n, const dp_run *run_device, const dp_optimizer *o,
                       dp_verdict *v);

@@ -1,4 +1,4 @@
-/* Sums over flat arrays: the halving tree over replicas' gradients, and the norm of a window's gradient. */
+/* Sums over flat arrays: the halving tree over replicas' gradients, the norm of a window's gradient, checksums. */
 #include "cpu.h"
 #include <math.h>
 #include <string.h>
@@ -13,7 +13,8 @@ static const float *fold(const dp_vec_flat *v, const float *const *src, int n_sr
     if (n_src == 1) return src[0] ? src[0] + at : NULL;
     int half = (n_src + 1) / 2;
     const float *left = fold(v, src, half, at, n, out, scratch);
-    const float *right = fold(v, src + half, n_src - half, at, n, scratch, scratch + BLOCK);
+    /* a sum that stays alone must lie in `out`: the caller's other half uses scratch */
+    const float *right = fold(v, src + half, n_src - half, at, n, left ? scratch : out, scratch + BLOCK);
     if (!left) return right;
     if (!right) return left;
     v->add(out, left, right, n);
@@ -47,6 +48,14 @@ dp_status dp_cpu_sumsq(dp_be_stream *s, const float *x, int64_t count, double *c
     const dp_vec_flat *v = s->device->vec->flat;
     for (int64_t at = 0; at < count; at += DP_CHUNK)
         chunk_sums[at / DP_CHUNK] = v->sumsq(x + at, count - at < DP_CHUNK ? count - at : DP_CHUNK);
+    return DP_OK;
+}
+
+dp_status dp_cpu_checksum(dp_be_stream *s, const float *x, int64_t count, uint64_t *chunk_sums)
+{
+    const dp_vec_flat *v = s->device->vec->flat;
+    for (int64_t at = 0; at < count; at += DP_CHUNK)
+        chunk_sums[at / DP_CHUNK] = v->checksum(x + at, count - at < DP_CHUNK ? count - at : DP_CHUNK);
     return DP_OK;
 }
 

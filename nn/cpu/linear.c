@@ -66,4 +66,9 @@ static void linear_close(void *state)
     free(l);
 }
 
-const dp_family dp_cpu_linear = {linear_fuses, linear_open, linear_prepare, linear_forward, linear_backward, linear_close};
+const dp_family dp_cpu_linear = {.fuses = linear_fuses,
+                                 .open = linear_open,
+                                 .prepare = linear_prepare,
+                                 .forward = linear_forward,
+                                 .backward = linear_backward,
+                                 .close = linear_close};

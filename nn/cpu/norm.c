@@ -16,7 +16,7 @@ enum { WEIGHT, BIAS, MEAN, VAR, TRACKED }; /* tensors, in PyTorch's order */
 typedef struct batchnorm {
     const dp_vec *vec;
     int64_t channels, pixels; /* of one sample */
-    int64_t w;
+    int64_t w, part;
     int add, relu;
     double eps, momentum;
 } batchnorm;
@@ -65,6 +65,7 @@ static dp_status bn_open(dp_be_device *d, const dp_chain *chain, int64_t capacit
     while (s->w < WIDTH || s->w % VECTOR) s->w += s->channels;
     need->saved = (size_t)s->channels * 2 * sizeof(float);
     need->workspace = (size_t)s->w * (8 * sizeof(float) + 2 * sizeof(double));
+    need->part = s->part = (2 * s->channels + VECTOR - 1) / VECTOR * VECTOR;
     need->reads_in[0] = 1;
     need->reads_out = s->add && s->relu;
     need->in_place = 1;
@@ -124,26 +125,36 @@ static void affine(const batchnorm *s, const scratch *t, const dp_io *io, const 
     repeat(t->h, s->channels, s->w);
 }
 
-/* Of the leaf; and what the running statistics become (variance unbiased there, as PyTorch's; a single pixel has none but the
- * biased). */
-static void leaf_statistics(const batchnorm *s, const scratch *t, const dp_run *run, const dp_io *io, float *mean,
-                            float *inv_std)
+/* Mean and biased variance of a leaf, in double; they take the place of the totals. */
+static void leaf_statistics(const batchnorm *s, const scratch *t, const dp_run *run, const float *x)
 {
-    int64_t n = run->rows * s->pixels;
-    double unbiased = n > 1 ? (double)n / (double)(n - 1) : 1;
-    statistics(s, t, io->in[0], n * s->channels, t->mean);
+    double n = (double)(run->rows * s->pixels);
+    statistics(s, t, x, run->rows * s->pixels * s->channels, t->mean);
     fold_totals(s, t);
     for (int64_t c = 0; c < s->channels; c++) {
-        double offset = t->total[c] / (double)n, m = (double)t->mean[c] + offset;
-        double var = t->total_square[c] / (double)n - offset * offset;
-        if (var < 0) var = 0;
-        mean[c] = (float)m;
-        inv_std[c] = (float)(1 / sqrt(var + s->eps));
-        if (!run->update_stats) continue;
-        io->stats[MEAN][c] = (float)((1 - s->momentum) * (double)io->param[MEAN][c] + s->momentum * m);
-        io->stats[VAR][c] = (float)((1 - s->momentum) * (double)io->param[VAR][c] + s->momentum * var * unbiased);
+        double offset = t->total[c] / n, var = t->total_square[c] / n - offset * offset;
+        t->total[c] = (double)t->mean[c] + offset;
+        t->total_square[c] = var < 0 ? 0 : var;
     }
-    if (run->update_stats) *io->stats[TRACKED] = *io->param[TRACKED] + 1;
+}
+
+/* What a pass leaves of mean and biased variance: as they are, or in the running statistics (variance unbiased there, as PyTorch's;
+ * a single pixel has none but the biased). */
+static void keep_statistics(const batchnorm *s, const dp_run *run, const dp_io *io, const double *mean, const double *var)
+{
+    int64_t n = (io->whole ? run->batch_rows : run->rows) * s->pixels;
+    double unbiased = n > 1 ? (double)n / (double)(n - 1) : 1, now = s->momentum, old = 1 - now;
+    float *new_mean = io->stats[MEAN], *new_var = io->stats[VAR];
+    for (int64_t c = 0; run->stats == DP_STATS_LEAF && c < s->channels; c++) {
+        new_mean[c] = (float)mean[c];
+        new_var[c] = (float)var[c];
+    }
+    if (run->stats != DP_STATS_RUNNING) return;
+    for (int64_t c = 0; c < s->channels; c++) {
+        new_mean[c] = (float)(old * (double)io->param[MEAN][c] + now * mean[c]);
+        new_var[c] = (float)(old * (double)io->param[VAR][c] + now * var[c] * unbiased);
+    }
+    *io->stats[TRACKED] = *io->param[TRACKED] + 1;
 }
 
 static dp_status bn_forward(void *state, const dp_run *run, const dp_run *run_device, const dp_io *io)
@@ -153,7 +164,13 @@ static dp_status bn_forward(void *state, const dp_run *run, const dp_run *run_de
     (void)run_device;
     if (run->train) {
         float *mean = io->saved, *inv_std = mean + s->channels;
-        leaf_statistics(s, &t, run, io, mean, inv_std);
+        if (!io->whole) leaf_statistics(s, &t, run, io->in[0]);
+        for (int64_t c = 0; c < s->channels; c++) {
+            if (io->whole) t.total[c] = (double)io->whole[c], t.total_square[c] = (double)io->whole[s->channels + c];
+            mean[c] = (float)t.total[c];
+            inv_std[c] = (float)(1 / sqrt(t.total_square[c] + s->eps));
+        }
+        keep_statistics(s, run, io, t.total, t.total_square);
         affine(s, &t, io, mean, inv_std);
     } else {
         for (int64_t c = 0; c < s->channels; c++) t.a[c] = (float)(1 / sqrt((double)io->param[VAR][c] + s->eps));
@@ -181,39 +198,80 @@ static void sums(const batchnorm *s, const scratch *t, const dp_io *io, const fl
     fold_totals(s, t);
 }
 
+/* How the mask of a relu is found, and where the gradient behind it lies. */
+static dp_mask mask_of(const batchnorm *s)
+{
+    return !s->relu ? DP_MASK_NONE : s->add ? DP_MASK_OUTPUT : DP_MASK_INPUT;
+}
+static float *masked_at(const batchnorm *s, const dp_io *io)
+{
+    if (mask_of(s) != DP_MASK_OUTPUT) return NULL;
+    return io->d_in[1] ? io->d_in[1] : io->d_out;
+}
+
+/* Sums of dy and dy (x - mean) over the leaf into the totals, and what follows from them alone: the gradients of weight and bias, that of
+ * what was added, and the mask where it comes from the output. */
+static void leaf_gradient(const batchnorm *s, const scratch *t, const dp_run *run, const dp_io *io, const float *inv_std)
+{
+    float *other = s->add ? io->d_in[1] : NULL, *masked = masked_at(s, io);
+    int64_t n = run->rows * s->pixels * s->channels;
+    if (!masked && other && other != io->d_out) memcpy(other, io->d_out, (size_t)n * sizeof *other);
+    sums(s, t, io, io->d_out, masked, mask_of(s), n);
+    for (int64_t c = 0; c < s->channels; c++) {
+        if (io->grad[BIAS]) io->grad[BIAS][c] = (float)t->total[c];
+        if (io->grad[WEIGHT]) io->grad[WEIGHT][c] = (float)(t->total_square[c] * (double)inv_std[c]);
+    }
+}
+
 static dp_status bn_backward(void *state, const dp_run *run, const dp_run *run_device, const dp_io *io)
 {
     const batchnorm *s = state;
     scratch t = carve(s, io->workspace);
-    const float *mean = io->saved, *inv_std = mean + s->channels, *dy = io->d_out;
-    int64_t pixels = run->rows * s->pixels, n = pixels * s->channels;
-    float *other = s->add ? io->d_in[1] : NULL, *masked = NULL;
-    dp_mask mask = !s->relu ? DP_MASK_NONE : s->add ? DP_MASK_OUTPUT : DP_MASK_INPUT;
+    const float *mean = io->saved, *inv_std = mean + s->channels, *masked = masked_at(s, io);
+    double pixels = (double)((io->whole ? run->batch_rows : run->rows) * s->pixels);
+    dp_mask mask = mask_of(s);
     (void)run_device;
     affine(s, &t, io, mean, inv_std);
-    if (mask == DP_MASK_OUTPUT)
-        masked = other ? other : io->d_out;
-    else if (other && other != dy)
-        memcpy(other, dy, (size_t)n * sizeof *dy);
-    sums(s, &t, io, dy, masked, mask, n);
-    for (int64_t c = 0; c < s->channels; c++) {
-        double sum = t.total[c], product = t.total_square[c], r = inv_std[c];
-        if (io->grad[BIAS]) io->grad[BIAS][c] = (float)sum;
-        if (io->grad[WEIGHT]) io->grad[WEIGHT][c] = (float)(product * r);
-        t.a[c] = t.k[c];
-        t.c[c] = (float)(sum / (double)pixels);
-        t.p[c] = (float)(product * r * r / (double)pixels);
-    }
+    if (!io->whole) leaf_gradient(s, &t, run, io, inv_std); /* else it came with the part */
     if (!io->d_in[0]) return DP_OK;
+    for (int64_t c = 0; c < s->channels; c++) {
+        double sum = io->whole ? (double)io->whole[c] : t.total[c], r = inv_std[c];
+        double product = io->whole ? (double)io->whole[s->channels + c] : t.total_square[c];
+        t.a[c] = t.k[c];
+        t.c[c] = (float)(sum / pixels);
+        t.p[c] = (float)(product * r * r / pixels);
+    }
     repeat(t.a, s->channels, s->w);
     repeat(t.c, s->channels, s->w);
     repeat(t.p, s->channels, s->w);
     dp_bn_tables b = tables(s, &t);
-    s->vec->norm->backward(io->d_in[0], masked ? masked : dy, io->in[0], mask == DP_MASK_INPUT ? mask : DP_MASK_NONE, n, &b);
+    s->vec->norm->backward(io->d_in[0], masked ? masked : io->d_out, io->in[0], mask == DP_MASK_INPUT ? mask : DP_MASK_NONE,
+                           run->rows * s->pixels * s->channels, &b);
     return DP_OK;
 }
 
-const dp_family dp_cpu_batchnorm2d = {.fuses = bn_fuses, .open = bn_open, .forward = bn_forward, .backward = bn_backward};
+static dp_status bn_partial(void *state, const dp_run *run, const dp_run *run_device, const dp_io *io, int backward)
+{
+    const batchnorm *s = state;
+    scratch t = carve(s, io->workspace);
+    (void)run_device;
+    if (backward) {
+        const float *mean = io->saved, *inv_std = mean + s->channels;
+        affine(s, &t, io, mean, inv_std);
+        leaf_gradient(s, &t, run, io, inv_std);
+    } else {
+        leaf_statistics(s, &t, run, io->in[0]);
+    }
+    for (int64_t c = 0; c < s->channels; c++) {
+        io->part[c] = (float)t.total[c];
+        io->part[s->channels + c] = (float)t.total_square[c];
+    }
+    for (int64_t c = 2 * s->channels; c < s->part; c++) io->part[c] = 0; /* it is summed as a whole */
+    return DP_OK;
+}
+
+const dp_family dp_cpu_batchnorm2d = {
+    .fuses = bn_fuses, .open = bn_open, .forward = bn_forward, .backward = bn_backward, .partial = bn_partial};
 
 /* ---- layernorm: over the last dimension ---- */
 

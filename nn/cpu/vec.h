@@ -12,8 +12,9 @@ typedef struct dp_vec_flat {
     void (*add)(float *dst, const float *a, const float *b, int64_t n);
     void (*accumulate)(double *dst, const float *x, int64_t n); /* dst += x */
     void (*columns)(float *sum, const float *x, int64_t rows,
-                    int64_t n);                 /* sum (n) = column sums of x (rows, n), in a fixed order */
-    double (*sumsq)(const float *x, int64_t n); /* the same bits in every build */
+                    int64_t n);                      /* sum (n) = column sums of x (rows, n), in a fixed order */
+    double (*sumsq)(const float *x, int64_t n);      /* the same bits in every build */
+    uint64_t (*checksum)(const float *x, int64_t n); /* sum of bits(x[i]) (2 i + 1), modulo 2^64; n < 2^31 */
 } dp_vec_flat;
 
 /* What an optimizer step multiplies with; see nn/optim.h. */

@@ -241,7 +241,8 @@ static void open_pass(rig *r)
     r->dout = host_memory(r->out_count);
     r->pass.run.rows = r->c->rows;
     r->pass.run.ids = ids;
-    r->pass.run.train = r->pass.run.update_stats = (int)r->c->train;
+    r->pass.run.train = (int)r->c->train;
+    r->pass.run.stats = r->c->train ? DP_STATS_RUNNING : DP_STATS_NONE;
     r->pass.run_device = r->run_device;
     r->pass.x = r->x;
     r->pass.x_type = in->dtype;
@@ -266,8 +267,11 @@ static void open_pass(rig *r)
 
 static void forward(rig *r)
 {
+    dp_stop stop;
+    int which;
     send_run(r);
-    OK(dp_plan_forward(r->plan, r->stream, &r->pass, &err));
+    OK(dp_plan_forward(r->plan, r->stream, &r->pass, &stop, &which, &err));
+    assert_int_equal(stop, DP_STOP_END);
     move(r, r->out, dp_plan_output(r->plan), (size_t)r->out_count * 4);
 }
 

@@ -120,7 +120,7 @@ static inline void rig_fill(rig *r)
     r->d_out = rig_array(r->rows * r->out_width, 7);
     for (int i = 0; i < 16; i++) r->ids[i] = 0x100000005u * (uint64_t)(i + 3);
     r->run = (dp_run){
-        .rows = r->rows, .seed = 42, .epoch = 3, .ids = r->ids, .param_version = 1, .train = 1, .update_stats = 1};
+        .rows = r->rows, .seed = 42, .epoch = 3, .ids = r->ids, .param_version = 1, .train = 1, .stats = DP_STATS_RUNNING};
 }
 static inline void rig_end(rig *r)
 {

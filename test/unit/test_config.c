@@ -209,7 +209,7 @@ static void unknown(void **state)
     one_error("[run]\nepochs 3\n", "a.ini:2: [run]", "key = value");
     one_error("[run]\n= 3\n", "a.ini:2: [run]", "name");
     /* Values of later versions are unknown values. */
-    one_error("[devices]\nmode = ddp", "a.ini:2: [devices] mode: ", "\"ddp\"");
+    one_error("[data]\nformat = npy", "a.ini:2: [data] format: ", "\"npy\"");
     one_error("[optimizer]\nkind = adan", "a.ini:2: [optimizer] kind: ", "did you mean \"adam\"");
     one_error("[schedule]\nkind = plateau", "a.ini:2: [schedule] kind: ", "constant|cosine");
     one_error("[model x]\n", "a.ini:1: ", "section");

@@ -1,5 +1,7 @@
 /* The CPU's backend table: devices, memory and its counters, order, copies. Kernels have tests of their own. */
+#include "../../dp/base/clock.h"
 #include "cpu_kernel.h"
+#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -107,9 +109,13 @@ static void test_order_and_copies(void **state)
     assert_int_equal(be->alloc_pinned(8, &pinned, &err), DP_OK);
     assert_int_equal(be->copy(s, pinned, "12345678", 8), DP_OK);
     assert_int_equal(be->fill(s, (char *)pinned + 4, 'x', 2), DP_OK);
+    assert_int_equal((uintptr_t)pinned % 4096, 0);
+    assert_int_equal(be->in_line, 1);
+    const double before = dp_now();
     assert_int_equal(be->record(s, e), DP_OK);
     assert_int_equal(be->wait(t, e), DP_OK);
     assert_int_equal(be->done(e), 1);
+    assert_true(before <= be->when(e) && be->when(e) <= dp_now());
     assert_memory_equal(pinned, "1234xx78", 8);
     assert_int_equal(be->copy(s, NULL, NULL, 0), DP_OK);
     assert_int_equal(be->reads_peer(d, peer), 1);
@@ -118,6 +124,14 @@ static void test_order_and_copies(void **state)
     be->event_close(e);
     be->stream_close(s), be->stream_close(t);
     be->close(d), be->close(peer);
+}
+
+static dp_be_device *bound;
+static void *take_over(void *cores)
+{
+    dp_backend_cpu()->bind(bound);
+    sched_getaffinity(0, sizeof(cpu_set_t), cores);
+    return NULL;
 }
 
 static void test_pinning(void **state)
@@ -132,6 +146,14 @@ static void test_pinning(void **state)
     dp_be_device *d = device(&options);
     assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
     assert_int_equal(CPU_COUNT(&after), 1);
+    /* another thread, which may run anywhere, takes over */
+    cpu_set_t taken = before;
+    pthread_t thread;
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    bound = d;
+    assert_int_equal(pthread_create(&thread, NULL, take_over, &taken), 0);
+    pthread_join(thread, NULL);
+    assert_true(CPU_EQUAL(&taken, &after));
     be->close(d);
     assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
     options.first_core = cores;

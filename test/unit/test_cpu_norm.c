@@ -80,7 +80,7 @@ static void large_mean(void **state)
     rig r;
     (void)state;
     start_batchnorm(&r, 64, 8, 8, 3, 0, 1, 300);
-    r.run.update_stats = 1;
+    r.run.stats = DP_STATS_RUNNING;
     double mean, var, *x = rig_double(r.in[0], r.rows * r.in_width[0]);
     for (int i = 0; dp_vec_at(i); i++) {
         rig_result y = rig_once(&r, dp_vec_at(i), RIG_PLAIN);
@@ -98,14 +98,14 @@ static void large_mean(void **state)
     rig_end(&r);
 }
 
-/* One pixel: variance 0, nothing divides by 0; without update_stats the shadow is not touched. */
+/* One pixel: variance 0, nothing divides by 0; without DP_STATS_RUNNING the shadow is not touched. */
 static void single_pixel(void **state)
 {
     rig r;
     (void)state;
     start_batchnorm(&r, 1, 1, 1, 5, 0, 0, 0);
     for (int update = 0; update < 2; update++) {
-        r.run.update_stats = update;
+        r.run.stats = update ? DP_STATS_RUNNING : DP_STATS_NONE;
         rig_result y = rig_once(&r, dp_vec_select(), RIG_PLAIN);
         for (int c = 0; c < 5; c++) {
             assert_true(fabsf(y.out[c] - r.param[BIAS][c]) < 1e-4f); /* x k + h: 316 times the rounding of x */

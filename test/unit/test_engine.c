@@ -482,59 +482,7 @@ static void peers_that_cannot_read_each_other(void **state)
     rig_close(&r);
 }
 
-/* ---- bytes and things made ---- */
-
-typedef struct moved {
-    int64_t in, out;
-} moved;
-
-/* The table of dp/README.md, for `updates` windows; P44: parameters travel once per update, not per batch. */
-static void check_bytes(rig *r, const char *what, int64_t updates, int64_t outputs, int sliced)
-{
-    int64_t n = r->e->n, p = r->e->params->count * 4;
-    moved master = sliced ? (moved){2 * (n - 1) * p / n, 3 * (n - 1) * p / n} : (moved){(n - 1) * p, (n - 1) * p};
-    moved other = sliced ? (moved){(2 * n - 1) * p / n, 2 * (n - 1) * p / n} : (moved){p, p};
-    dp_device_stats s;
-    for (int d = 0; d < n; d++) {
-        moved want = d ? other : master;
-        int64_t extra = d ? outputs / n : outputs * (n - 1) / n; /* loss = master: outputs in and out of the master */
-        assert_int_equal(dp_engine_stats(r->e, d, &s), 1);
-        if (s.bytes_in != want.in * updates + extra || s.bytes_out != want.out * updates + extra)
-            fail_msg("%s, device %d of %d: in %lld out %lld, wanted %lld and %lld", what, d, (int)n, (long long)s.bytes_in,
-                     (long long)s.bytes_out, (long long)(want.in * updates + extra), (long long)(want.out * updates + extra));
-    }
-}
-
-static void bytes_moved_are_those_of_the_table(void **state)
-{
-    const dp_backend *b = rig_backend(state);
-    rig_data data = rig_data_new(&rig_mlp, 24, 3);
-    for (int n = 2; n <= 4; n++)
-        for (int sliced = 0; sliced < 2; sliced++)
-            for (int loss_on_master = 0; loss_on_master < 2; loss_on_master++) {
-                rig r;
-                char settings[128];
-                snprintf(settings, sizeof settings, "devices.reduce=%s devices.loss=%s", sliced ? "sliced" : "master",
-                         loss_on_master ? "master" : "replica");
-                rig_open(&r, &rig_mlp, b, n, 0, settings);
-                for (int i = 0; i < 5; i++) rig_step(&r, &data, i, 12);
-                check_bytes(&r, settings, 5, loss_on_master ? 5 * 12 * 4 * 4 : 0, sliced);
-                rig_close(&r);
-            }
-    rig_data_free(&data);
-}
-
-static void parameters_travel_once_per_update(void **state)
-{
-    const dp_backend *b = rig_backend(state);
-    rig r;
-    rig_data data = rig_data_new(&rig_mlp, 24, 3);
-    rig_open(&r, &rig_mlp, b, 3, 0, "data.accumulate=4");
-    for (int i = 0; i < 100; i++) rig_micro_step(&r, &data, i % 12, 12, i % 4 == 3);
-    check_bytes(&r, "100 batches in windows of 4", 25, 0, 1);
-    rig_close(&r);
-    rig_data_free(&data);
-}
+/* ---- things made ---- */
 
 typedef struct made {
     int64_t created, allocations;
@@ -631,8 +579,6 @@ int main(void)
         ON(batches_need_not_divide),
         ON(a_gradient_that_is_not_finite),
         cmocka_unit_test(peers_that_cannot_read_each_other),
-        ON(bytes_moved_are_those_of_the_table),
-        ON(parameters_travel_once_per_update),
         ON(a_second_epoch_makes_nothing),
         ON(two_engines_do_not_disturb_each_other),
     };

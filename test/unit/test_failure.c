@@ -96,7 +96,8 @@ static void a_failing_device_ends_the_step(void **state)
     for (int i = 0; i < COUNT(cases); i++)
         for (int at_once = 0; at_once < 2; at_once++)
             for (int ahead = 0; ahead < 2; ahead++) {
-                late_fault f = {cases[i].kind, cases[i].device, cases[i].nth, i % 2 ? DP_EDEVICE_LOST : DP_EDEVICE, at_once, 0};
+                late_fault f = {
+                    cases[i].kind, cases[i].device, cases[i].nth, i % 2 ? DP_EDEVICE_LOST : DP_EDEVICE, at_once, 0, 0};
                 fail_in_a_step(&f, cases[i].settings, cases[i].rows, ahead);
             }
 }
@@ -111,7 +112,7 @@ static void the_error_has_its_place(void **state) /* P41 */
     open_four(&r, "");
     rig_step(&r, &data, 0, 12);
     rig_step(&r, &data, 0, 12);
-    late_arm(&(late_fault){LATE_FORWARD, 3, 2, DP_EDEVICE, 1, 0});
+    late_arm(&(late_fault){LATE_FORWARD, 3, 2, DP_EDEVICE, 1, 0, 0});
     dp_batch b = rig_batch(&data, 0, 12);
     assert_int_equal(dp_engine_step(r.e, &b, &result, &err), DP_EDEVICE);
     assert_int_equal(err.code, DP_EDEVICE);
@@ -136,8 +137,8 @@ static void two_failing_at_once(void **state) /* P41 */
     open_four(&r, "");
     rig_step(&r, &data, 0, 12);
     /* Both stand in their launch until the other is there too, so that neither can leave because of the other. */
-    late_arm(&(late_fault){LATE_FORWARD, 3, 1, DP_EDEVICE, 1, 1});
-    late_arm(&(late_fault){LATE_FORWARD, 1, 1, DP_EDEVICE, 1, 1});
+    late_arm(&(late_fault){LATE_FORWARD, 3, 1, DP_EDEVICE, 1, 1, 0});
+    late_arm(&(late_fault){LATE_FORWARD, 1, 1, DP_EDEVICE, 1, 1, 0});
     dp_batch b = rig_batch(&data, 0, 12);
     assert_int_equal(dp_engine_submit(r.e, &b, &err), DP_OK);
     late_meet(2);
@@ -175,7 +176,7 @@ static void a_hanging_device_is_named(void **state)
         snprintf(settings, sizeof settings, "devices.timeout_s=%s %s", rig_full() ? "3" : "1", cases[i].settings);
         open_four(&r, settings);
         rig_step(&r, &data, 0, 12);
-        late_arm(&(late_fault){cases[i].kind, cases[i].device, 1, DP_OK, cases[i].at_once, 1});
+        late_arm(&(late_fault){cases[i].kind, cases[i].device, 1, DP_OK, cases[i].at_once, 1, 0});
         dp_batch b = rig_batch(&data, 0, 12);
         assert_int_equal(dp_engine_submit(r.e, &b, &err), DP_OK);
         if (i % 2) assert_int_equal(dp_engine_submit(r.e, &b, &err), DP_OK); /* the others run ahead into the next batch */
@@ -211,7 +212,7 @@ static void opening_fails_clean(void **state)
         rig r;
         dp_error err;
         const dp_backend *b = fresh();
-        late_arm(&(late_fault){cases[i].kind, 2, cases[i].nth, cases[i].status, cases[i].at_once, 0});
+        late_arm(&(late_fault){cases[i].kind, 2, cases[i].nth, cases[i].status, cases[i].at_once, 0, 0});
         dp_status status = rig_try(&r, &rig_conv, b, 4, 0, "devices.timeout_s=20", &err);
         if (status != cases[i].status || err.device != 2)
             fail_msg("%s %lld: status %d, device %d: %s", late_kind_name(cases[i].kind), (long long)cases[i].nth, (int)status,
@@ -235,7 +236,7 @@ static void evaluation_and_transfers_fail_too(void **state)
         rig_data data = rig_data_new(&rig_conv, 24, 3);
         open_four(&r, "");
         rig_step(&r, &data, 0, 12);
-        late_arm(&(late_fault){i < 2 ? LATE_FORWARD : LATE_COPY, device, 1, DP_EDEVICE, i % 2, 0});
+        late_arm(&(late_fault){i < 2 ? LATE_FORWARD : LATE_COPY, device, 1, DP_EDEVICE, i % 2, 0, 0});
         dp_batch b = rig_batch(&data, 0, 24);
         dp_status status = i < 2 ? dp_engine_eval(r.e, &b, &sum, &err) : dp_engine_get(r.e, "fc.bias", bias, 4, &err);
         assert_int_equal(status, DP_EDEVICE);
@@ -279,7 +280,7 @@ static void many_engines_leave_no_thread(void **state)
         dp_result result;
         dp_error err;
         rig_open(&r, &rig_conv, fresh(), 1 + i % 4, 0, "");
-        if (i % 3) late_arm(&(late_fault){(late_kind)(i % 5), 0, 1 + i % 2, DP_EDEVICE, i & 1, 0});
+        if (i % 3) late_arm(&(late_fault){(late_kind)(i % 5), 0, 1 + i % 2, DP_EDEVICE, i & 1, 0, 0});
         dp_status status = dp_engine_step(r.e, &b, &result, &err);
         assert_true(status == DP_OK || (i % 3 && status == DP_EDEVICE));
         rig_close(&r);

@@ -481,7 +481,7 @@ static void a_failing_device_is_named(void **state)
         loop l;
         loop_open(&l, &rig_mlp, b, 2, 0, "");
         assert_int_equal(loop_step(&l, &batch, NULL, &sum, &err), DP_OK);
-        late_arm(&(late_fault){cases[k].kind, cases[k].device, cases[k].nth, DP_EDEVICE, at_once, 0});
+        late_arm(&(late_fault){cases[k].kind, cases[k].device, cases[k].nth, DP_EDEVICE, at_once, 0, 0});
         assert_int_equal(loop_step(&l, &batch, NULL, &sum, &err), DP_EDEVICE);
         assert_int_equal(err.device, cases[k].device);
         if (at_once) assert_string_equal(err.phase_name, cases[k].phase);
@@ -503,7 +503,7 @@ static void a_hanging_device_is_named(void **state)
     (void)state;
     loop_open(&l, &rig_mlp, b, 2, 0, "devices.timeout_s=0.5");
     assert_int_equal(loop_step(&l, &batch, NULL, &sum, &err), DP_OK);
-    late_arm(&(late_fault){LATE_FORWARD, 1, 1, DP_OK, 0, 1});
+    late_arm(&(late_fault){LATE_FORWARD, 1, 1, DP_OK, 0, 1, 0});
     assert_int_equal(loop_step(&l, &batch, NULL, &sum, &err), DP_ETIMEOUT);
     assert_int_equal(err.device, 1);
     late_release();

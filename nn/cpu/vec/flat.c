@@ -41,4 +41,15 @@ static double sumsq(const float *x, int64_t n)
     return v8d_fold(&sum);
 }
 
-const dp_vec_flat DP_VEC(dp_vec_flat) = {add, accumulate, columns, sumsq};
+static uint64_t checksum(const float *x, int64_t n)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < (uint32_t)n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        sum += (uint64_t)bits * (2 * i + 1);
+    }
+    return sum;
+}
+
+const dp_vec_flat DP_VEC(dp_vec_flat) = {add, accumulate, columns, sumsq, checksum};

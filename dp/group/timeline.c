@@ -1,0 +1,169 @@
+/* Phases of a worker: where one ends, the next begins. */
+#include "group.h"
+
+static int in_line(const dp_worker *w)
+{
+    return w->group->backend->in_line;
+}
+
+static void write_record(dp_timeline *t, dp_record *r)
+{
+    t->record[t->written++ % DP_RECORDS] = *r;
+    r->phase = -1;
+}
+
+/* An event at this point of the lane. 0: the ring is full of marks that nobody has read. */
+static int leave_mark(dp_worker *w, int lane, uint64_t *mark)
+{
+    dp_timeline *t = &w->timeline;
+    if (t->marks[lane] - t->free[lane] >= DP_MARKS) return 0;
+    dp_status status = w->group->backend->record(w->lane_stream[lane], t->event[lane][t->marks[lane] % DP_MARKS]);
+    if (status) {
+        t->failed = status;
+        return 0;
+    }
+    *mark = t->marks[lane]++;
+    return 1;
+}
+
+static dp_record begun(const dp_worker *w, int lane, int phase, double now)
+{
+    const dp_timeline *t = &w->timeline;
+    return (dp_record){
+        .lane = lane, .phase = phase, .bucket = -1, .job = t->job, .step = t->step, .begin = now, .end = now, .layer = ""};
+}
+
+static void begin_in_line(dp_worker *w, int phase, double now)
+{
+    dp_timeline *t = &w->timeline;
+    for (int lane = 0; lane < DP_LANES; lane++) { /* one thread is in one place */
+        dp_record *r = &t->current[lane];
+        if (r->phase < 0) continue;
+        r->end = now;
+        write_record(t, r);
+    }
+    if (phase >= 0) t->current[w->lane] = begun(w, w->lane, phase, now);
+}
+
+static void begin_in_stream(dp_worker *w, int lane, int phase, double now)
+{
+    dp_timeline *t = &w->timeline;
+    dp_record *r = &t->current[lane];
+    uint64_t mark;
+    if (r->phase < 0 && phase < 0) return;
+    if (!leave_mark(w, lane, &mark)) return;
+    if (r->phase >= 0) {
+        r->mark[1] = mark;
+        write_record(t, r);
+    }
+    if (phase < 0) return;
+    *r = begun(w, lane, phase, now);
+    r->mark[0] = mark;
+}
+
+void dp_phase_begin(dp_worker *w, int phase)
+{
+    double now = dp_now();
+    if (in_line(w))
+        begin_in_line(w, phase, now);
+    else
+        begin_in_stream(w, w->lane, phase, now);
+    atomic_store_explicit(&w->phase, phase, memory_order_relaxed);
+    atomic_store_explicit(&w->since, now, memory_order_relaxed);
+    atomic_store_explicit(&w->progress, now, memory_order_relaxed);
+}
+
+void dp_phase_bucket(dp_worker *w, int bucket)
+{
+    w->timeline.current[w->lane].bucket = bucket;
+}
+
+void dp_phase_layer(void *worker, const char *layer)
+{
+    dp_worker *w = worker;
+    dp_timeline *t = &w->timeline;
+    atomic_store_explicit(&w->layer, layer, memory_order_relaxed);
+    if (t->by_layer) {
+        dp_phase_begin(w, t->current[w->lane].phase);
+        t->current[w->lane].layer = layer;
+    } else {
+        atomic_store_explicit(&w->progress, dp_now(), memory_order_relaxed);
+    }
+}
+
+void dp_lane_enter(dp_worker *w, int lane)
+{
+    w->lane = lane;
+    w->stream = w->lane_stream[lane];
+}
+
+void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer)
+{
+    dp_record *r = &w->timeline.current[w->lane];
+    if (peer < 0) {
+        r->host_in += bytes;
+        return;
+    }
+    r->received += bytes;
+    r->peers |= (uint64_t)1 << peer;
+    int64_t sum = atomic_load_explicit(&w->received[peer], memory_order_relaxed) + bytes; /* one writer */
+    atomic_store_explicit(&w->received[peer], sum, memory_order_relaxed);
+}
+
+void dp_phase_sent(dp_worker *w, int64_t bytes)
+{
+    w->timeline.current[w->lane].host_out += bytes;
+}
+
+dp_status dp_timeline_open(dp_worker *w, dp_error *err)
+{
+    dp_timeline *t = &w->timeline;
+    for (int lane = 0; lane < DP_LANES; lane++)
+        for (int i = 0; !in_line(w) && i < DP_MARKS; i++) DP_TRY(w->group->backend->event_open(w->be, &t->event[lane][i], err));
+    return DP_OK;
+}
+
+void dp_timeline_close(dp_worker *w)
+{
+    for (int lane = 0; lane < DP_LANES; lane++)
+        for (int i = 0; i < DP_MARKS; i++)
+            if (w->timeline.event[lane][i]) w->group->backend->event_close(w->timeline.event[lane][i]);
+}
+
+void dp_timeline_job(dp_worker *w, uint64_t job)
+{
+    dp_timeline *t = &w->timeline;
+    double now = dp_now();
+    if (in_line(w)) begin_in_line(w, -1, now); /* the idling since the last job */
+    t->job = job;
+    t->step = -1;
+    dp_lane_enter(w, DP_LANE_COMPUTE);
+}
+
+dp_status dp_timeline_launched(dp_worker *w, dp_error *err)
+{
+    dp_timeline *t = &w->timeline;
+    double now = dp_now();
+    dp_lane_enter(w, DP_LANE_COMPUTE);
+    if (in_line(w)) begin_in_line(w, DP_PHASE_IDLE, now);
+    for (int lane = 0; !in_line(w) && lane < DP_LANES; lane++) begin_in_stream(w, lane, -1, now);
+    dp_status status = t->failed;
+    t->failed = DP_OK;
+    return status ? dp_fail(err, status, "Recording an event failed.") : DP_OK;
+}
+
+/* Times of what the job has left; its events have passed. Records of later jobs stand behind them. */
+void dp_timeline_ended(dp_worker *w, uint64_t job)
+{
+    dp_timeline *t = &w->timeline;
+    const dp_backend *b = w->group->backend;
+    if (t->written - t->read > DP_RECORDS) t->read = t->written - DP_RECORDS;
+    for (; t->read < t->written && t->record[t->read % DP_RECORDS].job <= job; t->read++) {
+        dp_record *r = &t->record[t->read % DP_RECORDS];
+        if (in_line(w)) continue;
+        r->begin = b->when(t->event[r->lane][r->mark[0] % DP_MARKS]);
+        r->end = b->when(t->event[r->lane][r->mark[1] % DP_MARKS]);
+        t->free[r->lane] = r->mark[1] + 1;
+    }
+    t->mark[job % 8] = t->read;
+}
