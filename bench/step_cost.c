@@ -107,6 +107,26 @@ static void measure(bench *b, const char *devices, const char *mode, double limi
            kernels[ROUNDS / 2], cost[ROUNDS / 2], limit);
 }
 
+/* What the timeline costs: records of a step, and nanoseconds of one. */
+static void measure_timeline(bench *b)
+{
+    dp_error err;
+    dp_engine *e = NULL;
+    enum { RECORDS = 1000000 };
+    dp_config_set(b->config, "devices.use", "cpu:0,cpu:1");
+    dp_config_set(b->config, "devices.mode", "balanced");
+    must(dp_engine_open(&e, b->graph, b->config, &err), &err);
+    time_engine(e, b);
+    dp_worker *w = e->replica[0].w;
+    uint64_t before = w->timeline.written;
+    time_engine(e, b);
+    double records = (double)(w->timeline.written - before) / STEPS, begin = dp_now();
+    for (int i = 0; i < RECORDS; i++) dp_phase_begin(w, DP_PHASE_FORWARD);
+    double each = (dp_now() - begin) / RECORDS;
+    printf("timeline: %.1f records a step and device, %.0f ns each: %.2f us a step\n", records, each * 1e9, records * each * 1e6);
+    dp_engine_close(e, NULL);
+}
+
 int main(void)
 {
     static const char *const modes[] = {"classic", "dp", "balanced", "ddp"};
@@ -114,6 +134,7 @@ int main(void)
     open_bench(&b);
     for (int i = 1; i < 4; i++) measure(&b, "cpu:0", modes[i], 5);
     for (int i = 0; i < 4; i++) measure(&b, "cpu:0,cpu:1", modes[i], 50);
+    measure_timeline(&b);
     dp_graph_free(b.graph);
     dp_config_free(b.config);
     return 0;

@@ -64,7 +64,7 @@ typedef struct dp_device_stats { /* since open */
 } dp_device_stats;
 
 /* One stretch of work on a device, as trace.json shows it. Lanes run beside each other; inside one spans follow each other. */
-enum { DP_LANE_COMPUTE, DP_LANE_COMM, DP_LANES };
+enum { DP_LANE_COMPUTE, DP_LANE_REDUCE, DP_LANE_SHARE, DP_LANES }; /* SHARE: update, and what brings sums and parameters */
 typedef struct dp_span {
     int32_t device, lane, phase;
     int32_t bucket;      /* of parameters; -1: none */

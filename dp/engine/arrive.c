@@ -48,7 +48,7 @@ static int mine_ready(const dp_engine *e, const dp_replica *r, const dp_arrival 
 static dp_status take_mine(dp_engine *e, dp_replica *r, dp_arrival *a, dp_error *err)
 {
     int b = bucket_at(e, a->mine), me = r->w->device;
-    dp_phase_begin(r->w, DP_PHASE_IDLE);
+    dp_phase_idle(r->w);
     for (int d = 1; a->brought && d < e->n; d++)
         if (d != me) DP_TRY(dp_signal_wait(&e->at[d].taken, r->w, a->brought, "a device's last parameters", err));
     a->brought = 0;
@@ -80,14 +80,14 @@ static int rest_ready(const dp_engine *e, const dp_replica *r, const dp_arrival 
 static dp_status take_rest(dp_engine *e, dp_replica *r, dp_arrival *a, dp_error *err)
 {
     int b = bucket_at(e, a->here), me = r->w->device;
-    dp_phase_begin(r->w, DP_PHASE_IDLE);
+    dp_phase_idle(r->w);
     if (!by_slices(e) && from_master(e)) {
         DP_TRY(dp_signal_wait(&e->at[0].param[b], r->w, a->version, "the master's parameters", err));
         begin(e, r, b);
         DP_TRY(take(e, r, 0, e->params->bucket[b].offset, e->params->bucket[b].count, err));
     } else {
         for (int d = 0; d < e->n; d++) {
-            if (d == me) continue;
+            if (d == me && from_master(e)) continue; /* its own slice stepped in another lane */
             dp_signal *s = from_master(e) && d ? &e->at[d].slice[b] : &e->at[d].param[b];
             uint64_t value = from_master(e) && d ? a->job : a->version;
             DP_TRY(dp_signal_wait(s, r->w, value, "a slice of the parameters", err));
@@ -121,13 +121,13 @@ dp_status dp_arrive(dp_engine *e, dp_replica *r, dp_arrival *a, int bucket, dp_e
     int n = e->params->n_buckets, wanted = bucket < 0 ? n : n - bucket; /* so many in forward order */
     question q = {e, r, a};
     if (!a->active || a->here >= wanted) return DP_OK;
-    dp_lane_enter(r->w, DP_LANE_COMM);
+    dp_lane_enter(r->w, DP_LANE_SHARE);
     while (a->here < wanted) {
         int before = a->mine + a->here;
         while (by_slices(e) && a->mine < n && mine_ready(e, r, a)) DP_TRY(take_mine(e, r, a, err));
         while (a->here < wanted && rest_ready(e, r, a)) DP_TRY(take_rest(e, r, a, err));
         if (a->mine + a->here > before || a->here >= wanted) continue;
-        dp_phase_begin(r->w, DP_PHASE_IDLE);
+        dp_phase_idle(r->w);
         DP_TRY(dp_await_any(e->group, r->w, something_ready, &q, "new parameters", err));
     }
     if (a->here < n) return DP_OK;
@@ -139,7 +139,7 @@ dp_status dp_arrive_buffers(dp_engine *e, dp_replica *r, uint64_t job, uint64_t 
 {
     size_t bytes = (size_t)e->params->buffer_count * 4;
     if (r->w->device == 0 || !bytes) return DP_OK;
-    dp_lane_enter(r->w, DP_LANE_COMM);
+    dp_lane_enter(r->w, DP_LANE_SHARE);
     dp_phase_begin(r->w, DP_PHASE_REPLICATE);
     if (committed) DP_TRY(dp_signal_wait(&e->committed, r->w, committed, "running statistics", err));
     DP_TRY(dp_fetch(r->w, r->buffer, e->replica[0].buffer, bytes, 0, err));

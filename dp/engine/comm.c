@@ -66,16 +66,6 @@ static dp_status run(dp_walk *k, int i, int b, dp_error *err)
     return dp_signal_raise(&k->e->at[k->me].read, k->r->w, k->step->reduction, err);
 }
 
-static int something_ready(void *arg)
-{
-    const dp_walk *k = arg;
-    for (int i = 0; i < k->n_stages; i++) {
-        int b = next(k, i);
-        if (b >= 0 && ready(k, i, b)) return 1;
-    }
-    return 0;
-}
-
 static int through(const dp_walk *k)
 {
     for (int i = 0; i < k->n_stages; i++)
@@ -83,18 +73,35 @@ static int through(const dp_walk *k)
     return 1;
 }
 
+/* The latest stage that can go on: what is begun is finished before the next is begun, or it would stand behind it in a lane. */
+static int choose(const dp_walk *k, int all, int *bucket)
+{
+    for (int i = k->n_stages - 1; i >= 0; i--) {
+        if (!all && k->e->on.overlap < k->stage[i].early) continue;
+        *bucket = next(k, i);
+        if (*bucket >= 0 && ready(k, i, *bucket)) return i;
+    }
+    return -1;
+}
+
+static int something_ready(void *arg)
+{
+    int b;
+    return choose(arg, 1, &b) >= 0;
+}
+
 dp_status dp_communicate(dp_walk *k, int all, dp_error *err)
 {
+    int b;
     while (!through(k)) {
-        int moved = 0;
-        for (int i = 0; i < k->n_stages; i++) {
-            if (!all && k->e->on.overlap < k->stage[i].early) break;
-            for (int b; (b = next(k, i)) >= 0 && ready(k, i, b); moved = 1) DP_TRY(run(k, i, b, err));
+        int i = choose(k, all, &b);
+        if (i >= 0) {
+            DP_TRY(run(k, i, b, err));
+            continue;
         }
-        if (moved) continue;
         if (!all) break;
-        dp_lane_enter(k->r->w, DP_LANE_COMM);
-        dp_phase_begin(k->r->w, DP_PHASE_IDLE);
+        dp_lane_enter(k->r->w, DP_LANE_REDUCE);
+        dp_phase_idle(k->r->w);
         DP_TRY(dp_await_any(k->e->group, k->r->w, something_ready, k, "the gradients of other devices", err));
     }
     return DP_OK;

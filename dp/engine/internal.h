@@ -111,9 +111,9 @@ typedef struct dp_measured { /* for balance.c */
     int64_t rows, rows_before;
     double busy_before;
 } dp_measured;
-typedef struct dp_event_pair {
-    dp_be_event *computed, *all; /* in the compute lane; in both */
-} dp_event_pair;
+typedef struct dp_job_end { /* events; that of the last lane stands for all */
+    dp_be_event *lane[DP_LANES];
+} dp_job_end;
 
 struct dp_engine {
     dp_config *config;
@@ -136,7 +136,7 @@ struct dp_engine {
     dp_device_signals *at;        /* [device] */
     dp_signal committed;          /* master; value = job that committed running statistics */
     dp_signal merged;             /* master; value = number of pooled statistics: the leaves' have been read */
-    dp_event_pair *ended;         /* [device][DP_JOBS]: end of a job's work */
+    dp_job_end *ended;            /* [device][DP_JOBS]: end of a job's work */
     dp_stage stage[2][DP_STAGES]; /* [0] of the master, [1] of the others */
     int n_stages[2];
     /* The caller's thread only: */

@@ -118,8 +118,8 @@ dp_status dp_sum_bucket(dp_walk *k, int b, dp_error *err)
     int sliced = e->on.reduce == DP_REDUCE_SLICED, final = sliced || k->me == 0;
     int64_t at = sliced ? dp_slice_at(e, b, k->me) : e->params->bucket[b].offset;
     int64_t count = sliced ? dp_slice_size(e, b) : e->params->bucket[b].count;
-    dp_lane_enter(r->w, DP_LANE_COMM);
-    dp_phase_begin(r->w, DP_PHASE_IDLE);
+    dp_lane_enter(r->w, DP_LANE_REDUCE);
+    dp_phase_idle(r->w);
     DP_TRY(dp_signal_wait(&e->at[k->me].gradient[b], r->w, k->step->reduction, "its own gradient", err));
     if (k->step->reduce)
         DP_TRY(e->on.reduce == DP_REDUCE_TREE ? sum_tree(k, b, at, count, err) : sum_all(k, b, at, count, err));
@@ -145,10 +145,9 @@ dp_status dp_collect_bucket(dp_walk *k, int b, dp_error *err)
     dp_engine *e = k->e;
     dp_worker *w = k->r->w;
     size_t bytes = (size_t)dp_slice_size(e, b) * 4;
-    dp_lane_enter(w, DP_LANE_COMM);
-    dp_phase_begin(w, DP_PHASE_IDLE);
-    for (int d = 0; d < e->n; d++)
-        if (d != k->me) DP_TRY(dp_signal_wait(&e->at[d].sum[b], w, k->step->reduction, "a device's slice", err));
+    dp_lane_enter(w, DP_LANE_SHARE);
+    dp_phase_idle(w);
+    for (int d = 0; d < e->n; d++) DP_TRY(dp_signal_wait(&e->at[d].sum[b], w, k->step->reduction, "a device's slice", err));
     dp_phase_begin(w, DP_PHASE_REDUCE);
     dp_phase_bucket(w, b);
     for (int i = 1; i < e->n; i++) {

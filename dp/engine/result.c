@@ -6,21 +6,21 @@
 
 /* ---- where time went ---- */
 
-/* Seconds of [begin, end) in which the compute lane of the job's records worked. */
-static double computing(const dp_timeline *t, uint64_t from, uint64_t to, double begin, double end)
+/* Seconds of [begin, end) in which no lane before `lane` worked. */
+static double alone(const dp_timeline *t, uint64_t from, uint64_t to, int lane, double begin, double end)
 {
-    double sum = 0;
-    for (uint64_t i = from; i < to; i++) {
+    for (uint64_t i = from; i < to && begin < end; i++) {
         const dp_record *r = &t->record[i % DP_RECORDS];
-        if (r->lane != DP_LANE_COMPUTE || r->phase == DP_PHASE_IDLE) continue;
-        double a = fmax(begin, r->begin), b = fmin(end, r->end);
-        if (b > a) sum += b - a;
+        if (r->lane >= lane || r->phase == DP_PHASE_IDLE || r->begin >= end || r->end <= begin) continue;
+        double before = r->begin > begin ? alone(t, i + 1, to, lane, begin, r->begin) : 0;
+        double after = r->end < end ? alone(t, i + 1, to, lane, r->end, end) : 0;
+        return before + after;
     }
-    return sum;
+    return end - begin;
 }
 
-/* Every moment of a device belongs to one phase: to that of its compute lane; else, when the communication lane works, to that; else it
- * idles. What communicates under computation is counted apart. */
+/* Every moment of a device belongs to one phase: that of the first lane which works; when none does it idles. What communicates under
+ * something else is counted apart. */
 static void book_device(dp_engine *e, int d, uint64_t end)
 {
     const dp_timeline *t = &e->group->worker[d].timeline;
@@ -35,7 +35,7 @@ static void book_device(dp_engine *e, int d, uint64_t end)
         const dp_record *r = &t->record[i % DP_RECORDS];
         double seconds = r->end - r->begin, under = 0;
         if (r->phase != DP_PHASE_IDLE) {
-            if (r->lane == DP_LANE_COMM && !in_line) under = computing(t, from, end, r->begin, r->end);
+            if (r->lane != DP_LANE_COMPUTE && !in_line) under = seconds - alone(t, from, end, r->lane, r->begin, r->end);
             s->phase[r->phase] += seconds - under;
             s->hidden += under;
             s->busy += seconds - under - r->waited;

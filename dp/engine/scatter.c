@@ -23,7 +23,7 @@ dp_status dp_scatter_rows(dp_walk *k, dp_error *err)
 {
     dp_engine *e = k->e;
     dp_rows x = k->step->batch.x;
-    dp_phase_begin(k->r->w, DP_PHASE_IDLE);
+    dp_phase_idle(k->r->w);
     for (int d = 1; d < e->n; d++) /* the rows of the batch before have been taken */
         DP_TRY(dp_signal_wait(&e->at[d].rows, k->r->w, k->step->rows_before, "a device's rows", err));
     dp_phase_begin(k->r->w, DP_PHASE_UPLOAD);

@@ -26,9 +26,8 @@ dp_status dp_signals_open(dp_engine *e, dp_worker *w, dp_error *err)
     for (int i = 0; i < SINGLE; i++) /* the loss of every device is the master's to raise */
         if (single[i] != &s->loss) DP_TRY(dp_signal_open(single[i], w, err));
     for (int i = 0; i < DP_JOBS; i++) {
-        dp_event_pair *end = &e->ended[w->device * DP_JOBS + i];
-        DP_TRY(e->group->backend->event_open(w->be, &end->computed, err));
-        DP_TRY(e->group->backend->event_open(w->be, &end->all, err));
+        dp_job_end *end = &e->ended[w->device * DP_JOBS + i];
+        for (int lane = 0; lane < DP_LANES; lane++) DP_TRY(e->group->backend->event_open(w->be, &end->lane[lane], err));
     }
     if (w->device != 0) return DP_OK;
     for (int d = 1; d < e->n; d++) DP_TRY(dp_signal_open(&e->at[d].loss, w, err));
@@ -48,9 +47,9 @@ void dp_signals_close(dp_engine *e, dp_worker *w)
     for (int i = 0; i < SINGLE; i++)
         if (single[i] != &s->loss) dp_signal_close(single[i], w);
     for (int i = 0; i < DP_JOBS; i++) {
-        dp_event_pair *end = &e->ended[w->device * DP_JOBS + i];
-        if (end->computed) e->group->backend->event_close(end->computed);
-        if (end->all) e->group->backend->event_close(end->all);
+        dp_job_end *end = &e->ended[w->device * DP_JOBS + i];
+        for (int lane = 0; lane < DP_LANES; lane++)
+            if (end->lane[lane]) e->group->backend->event_close(end->lane[lane]);
     }
     if (w->device != 0) return;
     for (int d = 1; d < e->n; d++) dp_signal_close(&e->at[d].loss, w);

@@ -88,7 +88,7 @@ static dp_status run_link(void *user, dp_worker *w, uint64_t seq, dp_error *err)
         b->free(w->be, DP_MEM_STAGING, mine, 2 * LINK_BYTES);
         return DP_OK;
     }
-    dp_phase_begin(w, DP_PHASE_IDLE);
+    dp_phase_idle(w);
     double best = 0;
     for (int i = 0; i < 3; i++) {
         double begin = dp_now();

@@ -73,9 +73,8 @@ static dp_status bucket_complete(dp_walk *k, const fold *f, int b, int last, dp_
         DP_TRY(add(k, slot_memory(k, slot - 1), slot_memory(k, slot), bucket->offset, bucket->count, err));
     if (!last) return DP_OK;
     if (k->step->windowed && !k->opens_window) DP_TRY(add(k, k->r->window, k->r->grad[0], bucket->offset, bucket->count, err));
-    if (!k->offers) return DP_OK;
+    if (!k->offers || k->e->on.overlap == DP_OVERLAP_OFF) return DP_OK;
     DP_TRY(dp_signal_raise(&k->e->at[k->me].gradient[b], k->r->w, k->step->reduction, err));
-    if (k->e->on.overlap == DP_OVERLAP_OFF) return DP_OK;
     DP_TRY(dp_communicate(k, 0, err));
     dp_lane_enter(k->r->w, DP_LANE_COMPUTE);
     dp_phase_begin(k->r->w, DP_PHASE_BACKWARD);
@@ -102,6 +101,14 @@ static dp_status forward(dp_walk *k, dp_pass *pass, dp_error *err)
     }
 }
 
+/* All buckets at once: of a device without rows, or with overlap = off, where nothing may begin before backward has ended. */
+static dp_status offer_all(dp_walk *k, dp_error *err)
+{
+    for (int b = 0; k->offers && b < k->e->params->n_buckets; b++)
+        DP_TRY(dp_signal_raise(&k->e->at[k->me].gradient[b], k->r->w, k->step->reduction, err));
+    return DP_OK;
+}
+
 static dp_status backward(dp_walk *k, const dp_pass *pass, const fold *f, int last, dp_error *err)
 {
     dp_worker *w = k->r->w;
@@ -110,7 +117,7 @@ static dp_status backward(dp_walk *k, const dp_pass *pass, const fold *f, int la
     dp_phase_begin(w, DP_PHASE_BACKWARD);
     for (;;) {
         DP_TRY(dp_plan_backward(k->r->plan, w->stream, pass, &stop, &which, err));
-        if (stop == DP_STOP_END) return DP_OK;
+        if (stop == DP_STOP_END) return last && k->e->on.overlap == DP_OVERLAP_OFF ? offer_all(k, err) : DP_OK;
         DP_TRY(stop == DP_STOP_PART ? dp_sync_part(k, which, 1, err) : bucket_complete(k, f, which, last, err));
     }
 }
@@ -121,7 +128,7 @@ static dp_status wait_for_readers(dp_walk *k, dp_error *err)
     dp_engine *e = k->e;
     int all = e->on.reduce == DP_REDUCE_SLICED; /* else the master is through only when everybody is */
     if (!k->step->reads) return DP_OK;
-    dp_phase_begin(k->r->w, DP_PHASE_IDLE);
+    dp_phase_idle(k->r->w);
     for (int d = 0; d < (all ? e->n : 1); d++)
         DP_TRY(dp_signal_wait(&e->at[d].read, k->r->w, k->step->reads, "the last reduction", err));
     return DP_OK;
@@ -188,10 +195,7 @@ static dp_status run_idle(dp_walk *k, dp_error *err)
     if (k->step->fresh || k->step->arrives) DP_TRY(dp_arrived(k->e, k->r, k->step->version, -1, err));
     dp_lane_enter(k->r->w, DP_LANE_COMPUTE);
     DP_TRY(wait_for_readers(k, err));
-    if (!k->offers) return DP_OK;
-    for (int b = 0; b < k->e->params->n_buckets; b++)
-        DP_TRY(dp_signal_raise(&k->e->at[k->me].gradient[b], k->r->w, k->step->reduction, err));
-    return DP_OK;
+    return offer_all(k, err);
 }
 
 static dp_status walk(dp_walk *k, dp_error *err)
@@ -268,15 +272,18 @@ dp_status dp_step_run(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 
 /* ---- the end ---- */
 
-/* The communication lane comes last: what it does follows from what is computed. */
+/* One lane waits for the other, in the order in which work goes through them. */
 dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err)
 {
     const dp_backend *b = e->group->backend;
     dp_replica *r = &e->replica[w->device];
-    dp_event_pair *end = &e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)];
-    dp_status status = b->record(w->lane_stream[DP_LANE_COMPUTE], end->computed);
-    if (!status) status = b->wait(w->lane_stream[DP_LANE_COMM], end->computed);
-    if (!status) status = b->record(w->lane_stream[DP_LANE_COMM], end->all);
+    dp_job_end *end = &e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)];
+    dp_phases_end(w);
+    dp_status status = DP_OK;
+    for (int lane = 0; lane < DP_LANES && !status; lane++) {
+        if (lane) status = b->wait(w->lane_stream[lane], end->lane[lane - 1]);
+        if (!status) status = b->record(w->lane_stream[lane], end->lane[lane]);
+    }
     int last = e->params->n_buckets - 1;
     r->given[seq % DP_JOBS] = last < 0 ? 0 : atomic_load_explicit(&e->at[w->device].gradient[last].count, memory_order_relaxed);
     atomic_store_explicit(&r->created, b->created(w->be), memory_order_relaxed);
@@ -287,7 +294,8 @@ int dp_step_finished(void *user, dp_worker *w, uint64_t seq)
 {
     dp_engine *e = *(dp_engine **)user; /* first member of every job */
     const dp_backend *b = e->group->backend;
-    int done = b->done(e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)].all), last = e->params->n_buckets - 1;
+    int done = b->done(e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)].lane[DP_LANES - 1]),
+        last = e->params->n_buckets - 1;
     if (done == 0 && last >= 0) { /* for the watchdog: does this device still work, or wait for another? */
         uint64_t given = e->replica[w->device].given[seq % DP_JOBS];
         int over = b->done(e->at[w->device].gradient[last].event[given % DP_SIGNAL_RING]) == 1;

@@ -114,7 +114,7 @@ static dp_status run_renew(void *user, dp_worker *w, uint64_t seq, dp_error *err
     dp_replica *r = &e->replica[w->device];
     const dp_replica *master = &e->replica[0];
     (void)seq;
-    dp_lane_enter(w, DP_LANE_COMM);
+    dp_lane_enter(w, DP_LANE_SHARE);
     dp_phase_begin(w, DP_PHASE_REPLICATE);
     if (w->device) {
         DP_TRY(dp_fetch(w, r->param, master->param, (size_t)e->params->count * 4, 0, err));

@@ -4,6 +4,11 @@
  * on_nan = stop): a bucket steps as soon as it is summed, under the rest of backward; then the norm is only reported. */
 #include "internal.h"
 
+/* A slice steps in the lane in which it was summed, so that nothing stands between; else after what was collected. */
+static int lane(const dp_walk *k)
+{
+    return k->e->on.early && k->e->on.update == DP_UPDATE_SLICED ? DP_LANE_REDUCE : DP_LANE_SHARE;
+}
 static int whole(const dp_walk *k) /* this device steps all of a bucket */
 {
     return k->e->on.update != DP_UPDATE_SLICED;
@@ -44,14 +49,14 @@ static dp_status prepare(dp_walk *k, dp_error *err)
 {
     if (k->prepared) return DP_OK;
     k->prepared = 1;
-    return dp_fetch(k->r->w, k->r->update_run, &k->step->run, sizeof k->step->run, -1, err);
+    return dp_fetch(k->r->w, &k->r->update_run[k->step->reduction % 2], &k->step->run, sizeof k->step->run, -1, err);
 }
 
 static dp_status judge(dp_walk *k, int64_t chunks, dp_verdict *verdict, dp_error *err)
 {
-    dp_engine *e = k->e;
     dp_replica *r = k->r;
-    dp_status status = r->b->norm(r->w->stream, r->chunk_sums[k->step->reduction % 2], chunks, r->update_run, &e->optimizer,
+    int parity = (int)(k->step->reduction % 2);
+    dp_status status = r->b->norm(r->w->stream, r->chunk_sums[parity], chunks, &r->update_run[parity], &k->e->optimizer,
                                   verdict);
     return status ? dp_fail(err, status, "The norm of the gradient failed (%s).", dp_status_name(status)) : DP_OK;
 }
@@ -59,11 +64,13 @@ static dp_status judge(dp_walk *k, int64_t chunks, dp_verdict *verdict, dp_error
 static dp_status norm(dp_walk *k, dp_verdict *verdict, dp_error *err)
 {
     dp_engine *e = k->e;
-    dp_lane_enter(k->r->w, DP_LANE_COMM);
-    dp_phase_begin(k->r->w, DP_PHASE_IDLE);
-    for (int d = 0; e->on.reduce == DP_REDUCE_SLICED && d < e->n; d++)
-        for (int b = 0; d != k->me && b < e->params->n_buckets; b++)
+    dp_lane_enter(k->r->w, DP_LANE_SHARE);
+    dp_phase_idle(k->r->w);
+    for (int d = 0; d < e->n; d++)
+        for (int b = 0; (d == k->me || e->on.reduce == DP_REDUCE_SLICED) && b < e->params->n_buckets; b++)
             DP_TRY(dp_signal_wait(&e->at[d].sum[b], k->r->w, k->step->reduction, "a device's slice", err));
+    for (int b = 0; e->on.early && b < e->params->n_buckets; b++) /* the run block came with the first update */
+        DP_TRY(dp_signal_wait(&e->at[k->me].param[b], k->r->w, k->step->version + 1, "its own update", err));
     dp_phase_begin(k->r->w, DP_PHASE_UPDATE);
     DP_TRY(prepare(k, err));
     DP_TRY(take_chunk_sums(k, err));
@@ -94,7 +101,11 @@ dp_status dp_update_bucket(dp_walk *k, int b, dp_error *err)
     int64_t count = whole(k) ? p->bucket[b].count : dp_slice_size(e, b);
     int64_t state = whole(k) ? at : p->bucket[b].offset / e->n;
     uint64_t version = k->step->version + 1;
-    dp_lane_enter(r->w, DP_LANE_COMM);
+    dp_lane_enter(r->w, lane(k));
+    if (e->on.early && lane(k) != DP_LANE_REDUCE) {
+        dp_phase_idle(r->w);
+        DP_TRY(dp_signal_wait(&e->at[k->me].sum[b], r->w, k->step->reduction, "its own sum", err));
+    }
     dp_phase_begin(r->w, DP_PHASE_UPDATE);
     dp_phase_bucket(r->w, b);
     if (e->on.early && !k->prepared) {
@@ -103,7 +114,7 @@ dp_status dp_update_bucket(dp_walk *k, int b, dp_error *err)
     }
     dp_status status = r->b->update(r->w->stream, &e->optimizer, p->range, p->n_ranges, at, count, r->param + at,
                                     dp_final(e, k->step, k->me) + at, r->m ? r->m + state : NULL, r->v ? r->v + state : NULL,
-                                    r->update_run, &r->verdict[0]);
+                                    &r->update_run[k->step->reduction % 2], &r->verdict[0]);
     if (status) return dp_fail(err, status, "The optimizer step failed (%s).", dp_status_name(status));
     DP_TRY(dp_signal_raise(&e->at[k->me].param[b], r->w, version, err));
     return whole(k) || e->n == 1 ? dp_signal_raise(&e->at[k->me].here[b], r->w, version, err) : DP_OK;

@@ -130,11 +130,16 @@ static dp_status await(dp_group *g, int room, const wish *x, const char *what, d
 static dp_status await_as(dp_group *g, dp_worker *w, const wish *x, const char *what, dp_error *err)
 {
     double begin = dp_now();
-    if (w) atomic_store_explicit(&w->waits, 1, memory_order_relaxed);
+    dp_record before = {0};
+    if (w) {
+        atomic_store_explicit(&w->waits, 1, memory_order_relaxed);
+        before = dp_wait_begins(w, begin);
+        before.end = begin;
+    }
     dp_status status = await(g, w ? DP_ROOM_WORKERS : DP_ROOM_CALLER, x, what, begin, err);
     if (!w) return status;
     if (!status) atomic_store_explicit(&w->waits, 0, memory_order_relaxed); /* who gave up still counts as waiting */
-    w->timeline.current[w->lane].waited += dp_now() - begin;
+    dp_wait_ends(w, &before, dp_now());
     return status;
 }
 
@@ -194,6 +199,7 @@ dp_status dp_finish_stream(dp_worker *w, dp_error *err)
     const dp_backend *b = w->group->backend;
     double begin = dp_now(), limit = w->group->list.timeout_s;
     dp_status status = DP_OK;
+    dp_phases_end(w);
     for (int lane = 0; lane < DP_LANES; lane++) { /* after a failure too: the other lane may still be at work */
         int done = 0;
         dp_status here = b->record(w->lane_stream[lane], w->finish);
@@ -263,7 +269,7 @@ static void *worker_main(void *arg)
     const dp_backend *b = w->group->backend;
     o->status = b->open(&w->be, o->options, &o->error);
     for (int lane = 0; lane < DP_LANES && !o->status; lane++) /* communication goes first where both could */
-        o->status = b->stream_open(w->be, lane == DP_LANE_COMM, &w->lane_stream[lane], &o->error);
+        o->status = b->stream_open(w->be, lane != DP_LANE_COMPUTE, &w->lane_stream[lane], &o->error);
     if (!o->status) o->status = b->event_open(w->be, &w->finish, &o->error);
     if (!o->status) o->status = dp_timeline_open(w, &o->error);
     dp_lane_enter(w, DP_LANE_COMPUTE);

@@ -91,6 +91,12 @@ dp_status dp_finish_stream(dp_worker *w, dp_error *err);
 /* timeline.c. What follows goes to that lane: launches, copies, sums, signals, phases. Begin a phase after entering. */
 void dp_lane_enter(dp_worker *w, int lane);
 void dp_phase_begin(dp_worker *w, int phase);               /* ends the lane's phase before; < 0: only that */
+/* Waits for others come next: idle for the watchdog, and in the timeline of a stream. In line, time counts as idle only where the
+ * thread really stands still: between these two. */
+void dp_phase_idle(dp_worker *w);
+dp_record dp_wait_begins(dp_worker *w, double now); /* what goes on afterwards */
+void dp_wait_ends(dp_worker *w, const dp_record *before, double now);
+void dp_phases_end(dp_worker *w); /* in all lanes: before what tells that a job has ended, so that their ends come before it */
 void dp_phase_bucket(dp_worker *w, int bucket);             /* that this phase is about */
 void dp_phase_layer(void *worker, const char *layer);       /* about to be launched; as dp_plan_watch wants it */
 void dp_phase_bytes(dp_worker *w, int64_t bytes, int peer); /* received from device `peer` (-1: the host) in this phase */

@@ -113,7 +113,7 @@ dp_status dp_replica_open(dp_replica *r, dp_worker *w, const dp_replica_options 
     r->ids = p;
     DP_TRY(bytes_of(r, DP_MEM_STAGING, sizeof *r->run, "run block", &p, err));
     r->run = p;
-    DP_TRY(bytes_of(r, DP_MEM_STAGING, sizeof *r->run, "run block of the update", &p, err));
+    DP_TRY(bytes_of(r, DP_MEM_STAGING, 2 * sizeof *r->run, "run block of the update", &p, err));
     r->update_run = p;
     DP_TRY(bytes_of(r, DP_MEM_STAGING, sizeof *r->sums * (size_t)o->sums, "loss sums", &p, err));
     r->sums = p;
@@ -148,7 +148,7 @@ void dp_replica_close(dp_replica *r)
     FREE(DP_MEM_STAGING, r->y, r->y_bytes);
     FREE(DP_MEM_STAGING, r->ids, r->rows_capacity * 8);
     FREE(DP_MEM_STAGING, r->run, sizeof *r->run);
-    FREE(DP_MEM_STAGING, r->update_run, sizeof *r->run);
+    FREE(DP_MEM_STAGING, r->update_run, 2 * sizeof *r->run);
     FREE(DP_MEM_STAGING, r->sums, sizeof *r->sums * (size_t)r->n_sums);
     FREE(DP_MEM_STAGING, r->mean, r->channels * 4);
     FREE(DP_MEM_STAGING, r->inv_std, r->channels * 4);

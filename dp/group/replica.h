@@ -24,7 +24,7 @@ typedef struct dp_replica {
     void *x, *y;
     size_t x_bytes, y_bytes;
     uint64_t *ids;
-    dp_run *run, *update_run; /* of a leaf; of the optimizer's step, which runs in another lane */
+    dp_run *run, *update_run; /* of a leaf; (2) of the optimizer's step, which runs in other lanes, of two in turn */
     dp_loss_sums *sums;       /* (leaves of a job) */
     int n_sums;
     float *mean, *inv_std; /* (channels) */

@@ -61,6 +61,13 @@ static void begin_in_stream(dp_worker *w, int lane, int phase, double now)
     r->mark[0] = mark;
 }
 
+static void publish(dp_worker *w, int phase, double now)
+{
+    atomic_store_explicit(&w->phase, phase, memory_order_relaxed);
+    atomic_store_explicit(&w->since, now, memory_order_relaxed);
+    atomic_store_explicit(&w->progress, now, memory_order_relaxed);
+}
+
 void dp_phase_begin(dp_worker *w, int phase)
 {
     double now = dp_now();
@@ -68,9 +75,32 @@ void dp_phase_begin(dp_worker *w, int phase)
         begin_in_line(w, phase, now);
     else
         begin_in_stream(w, w->lane, phase, now);
-    atomic_store_explicit(&w->phase, phase, memory_order_relaxed);
-    atomic_store_explicit(&w->since, now, memory_order_relaxed);
-    atomic_store_explicit(&w->progress, now, memory_order_relaxed);
+    publish(w, phase, now);
+}
+
+void dp_phase_idle(dp_worker *w)
+{
+    double now = dp_now();
+    if (!in_line(w)) begin_in_stream(w, w->lane, DP_PHASE_IDLE, now);
+    publish(w, DP_PHASE_IDLE, now);
+}
+
+dp_record dp_wait_begins(dp_worker *w, double now)
+{
+    dp_record before = w->timeline.current[w->lane];
+    if (in_line(w)) begin_in_line(w, DP_PHASE_IDLE, now);
+    return before;
+}
+
+void dp_wait_ends(dp_worker *w, const dp_record *before, double now)
+{
+    dp_record *r = &w->timeline.current[w->lane];
+    if (!in_line(w)) {
+        r->waited += now - before->end;
+        return;
+    }
+    begin_in_line(w, before->phase, now);
+    r->bucket = before->bucket, r->layer = before->layer;
 }
 
 void dp_phase_bucket(dp_worker *w, int bucket)
@@ -140,13 +170,19 @@ void dp_timeline_job(dp_worker *w, uint64_t job)
     dp_lane_enter(w, DP_LANE_COMPUTE);
 }
 
+void dp_phases_end(dp_worker *w)
+{
+    double now = dp_now();
+    if (in_line(w)) begin_in_line(w, -1, now);
+    for (int lane = 0; !in_line(w) && lane < DP_LANES; lane++) begin_in_stream(w, lane, -1, now);
+}
+
 dp_status dp_timeline_launched(dp_worker *w, dp_error *err)
 {
     dp_timeline *t = &w->timeline;
-    double now = dp_now();
+    dp_phases_end(w);
     dp_lane_enter(w, DP_LANE_COMPUTE);
-    if (in_line(w)) begin_in_line(w, DP_PHASE_IDLE, now);
-    for (int lane = 0; !in_line(w) && lane < DP_LANES; lane++) begin_in_stream(w, lane, -1, now);
+    if (in_line(w)) begin_in_line(w, DP_PHASE_IDLE, dp_now());
     dp_status status = t->failed;
     t->failed = DP_OK;
     return status ? dp_fail(err, status, "Recording an event failed.") : DP_OK;

@@ -15,6 +15,7 @@ rules='
 ^dp/                     ^(dp/.*|nn/[^/]*|data/[^/]*)\.h$
 ^nn/ops/                 ^(nn/ops/[^/]*|nn/[^/]*|dp/base/[^/]*)\.h$
 ^nn/cpu/                 ^(nn/cpu/.*|nn/[^/]*|dp/base/[^/]*)\.h$
+^nn/cuda/                ^(nn/cuda/.*|nn/[^/]*|dp/base/[^/]*)\.h$
 ^nn/                     ^(nn/ops/ops|nn/[^/]*|dp/base/[^/]*)\.h$
 ^data/                   ^(data/[^/]*|dp/base/[^/]*)\.h$
 ^tools/                  ^(tools/[^/]*|dp/dp|dp/base/base|nn/nn|data/data)\.h$

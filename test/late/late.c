@@ -183,6 +183,7 @@ static void run(dp_be_stream *s, late_work *w)
     dp_be_device *d = s->device;
     s->random = s->random * 6364136223846793005u + 1442695040888963407u;
     if (d->how.delay_us && (s->random >> 60) < 4) nap((long)((s->random >> 33) % (uint64_t)d->how.delay_us));
+    if (d->how.kernel_us && (w->kind == LATE_FORWARD || w->kind == LATE_BACKWARD)) nap(d->how.kernel_us);
     dp_status status = w->fails;
     if (w->hangs) hang(&d->options);
     if (w->kills) late_kill(d->options.index);
