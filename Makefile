@@ -33,9 +33,11 @@ ISA_v3 = -march=x86-64-v3
 ISA_v4 = -march=x86-64-v4 -mprefer-vector-width=512
 VEC_OBJ = $(foreach i,$(ISAS),$(VEC:nn/cpu/vec/%.c=$(B)/obj/vec-$(i)/%.o))
 
-# ---- the programs; dpbench is made where its source is ----
-TOOLS_C = $(filter-out $(BENCH_C),$(wildcard tools/*.c))
-BENCH_C = $(wildcard tools/dpbench*.c tools/bench*.c)
+# ---- the programs; dpbench is made where its source is; both write pages ----
+PAGE_C = $(wildcard tools/page*.c tools/figures.c tools/text.c)
+BENCH_ONLY_C = $(wildcard tools/dpbench*.c tools/bench*.c)
+BENCH_C = $(BENCH_ONLY_C) $(PAGE_C)
+TOOLS_C = $(filter-out $(BENCH_ONLY_C),$(wildcard tools/*.c))
 PROGRAMS = $(B)/dptrain $(if $(BENCH_C),$(B)/dpbench)
 
 # ---- the tests: test/*/test_NAME.c is a program, every other .c of these directories helps them ----

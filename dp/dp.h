@@ -143,6 +143,8 @@ DP_API dp_status dp_trainer_run(dp_trainer *t, dp_error *err); /* DP_ESTOPPED af
 DP_API void dp_trainer_stop(dp_trainer *t); /* from any thread or signal handler: end after this step, saving state */
 DP_API dp_engine *dp_trainer_engine(dp_trainer *t);
 DP_API const dp_graph *dp_trainer_graph(const dp_trainer *t);
+/* The spans that are still held: of the batches in trace.json, and as dp_engine_trace gives them. */
+DP_API dp_status dp_trainer_trace(dp_trainer *t, dp_span_fn fn, void *user, dp_error *err);
 DP_API dp_status dp_trainer_eval(dp_trainer *t, dp_result *r, dp_error *err); /* over the evaluation set, now */
 DP_API const char *dp_trainer_dir(const dp_trainer *t);                       /* the run directory */
 DP_API dp_status dp_trainer_close(dp_trainer *t, dp_error *err);

@@ -1,4 +1,5 @@
-/* A network under measurement: the model of a config, random input that stays in memory (as bench/peers/torch_speed.py does it). */
+/* A network under measurement: the model of a config, random input that stays in memory (as bench/peers/torch_speed.py
+ * does it). */
 #include "bench.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +19,9 @@ dp_status bench_case_rows(bench_case *b, dp_error *err)
     dp_layer_info in, out = {0}, l;
     int64_t width = 1, targets = 1, classes = 0;
     uint64_t state = 1;
+    dp_tensor_info tensor;
     dp_graph_layer(b->graph, 0, &in);
+    for (int i = 0; dp_graph_tensor(b->graph, i, &tensor); i++) b->parameters += tensor.is_buffer ? 0 : tensor.count;
     for (int i = 0; dp_graph_layer(b->graph, i, &l); i++) {
         out = l;
         b->flops += 3.0 * (double)l.flops;
@@ -47,30 +50,72 @@ dp_status bench_case_rows(bench_case *b, dp_error *err)
     return DP_OK;
 }
 
+dp_status bench_set(dp_config *c, const char *assignment, dp_error *err)
+{
+    char key[128];
+    const char *equals = strchr(assignment, '=');
+    snprintf(key, sizeof key, "%.*s", equals ? (int)(equals - assignment) : 0, assignment);
+    dp_status status = dp_config_set(c, key, equals ? equals + 1 : "");
+    if (status)
+        snprintf(err->text, sizeof err->text, "%s is not a setting that can be made; wanted section.key=value.", assignment);
+    return status;
+}
+
+void bench_devices_text(char *buf, size_t size, int n)
+{
+    size_t at = 0;
+    buf[0] = 0;
+    for (int d = 0; d < n && at < size; d++) at += (size_t)snprintf(buf + at, size - at, "%scpu:%d", d ? "," : "", d);
+}
+
+int bench_is_switch(const char *key)
+{
+    static const char *const keys[] = {"devices.mode",   "devices.scatter", "devices.loss",   "devices.broadcast",
+                                       "devices.reduce", "devices.update",  "devices.overlap"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!strcmp(key, keys[i])) return 1;
+    return 0;
+}
+
+dp_config *bench_without_switches(const bench_case *b)
+{
+    dp_config *c = dp_config_new(NULL, NULL);
+    dp_key k;
+    for (int i = 0; c && dp_config_key(b->config, i, &k); i++)
+        if (strcmp(k.value, k.def) && !bench_is_switch(k.name)) dp_config_set(c, k.name, k.value);
+    return c;
+}
+
 dp_status bench_case_open(bench_case *b, const char *path, const char *const *set, int n_set, dp_error *err)
 {
     dp_status status;
-    char key[128];
     memset(b, 0, sizeof *b);
     memset(err, 0, sizeof *err);
     b->config = dp_config_new(NULL, NULL);
     b->graph = dp_graph_new();
     if (!b->config || !b->graph) return DP_ENOMEM;
     if ((status = dp_config_load(b->config, path, err))) return status;
-    for (int i = 0; i < n_set; i++) {
-        const char *equals = strchr(set[i], '=');
-        snprintf(key, sizeof key, "%.*s", equals ? (int)(equals - set[i]) : 0, set[i]);
-        if ((status = dp_config_set(b->config, key, equals ? equals + 1 : ""))) {
-            snprintf(err->text, sizeof err->text, "%s is not a setting that can be made; wanted section.key=value.", set[i]);
-            return status;
-        }
-    }
+    for (int i = 0; i < n_set; i++)
+        if ((status = bench_set(b->config, set[i], err))) return status;
     long long classes = strtoll(dp_config_get(b->config, "data.classes"), NULL, 10);
     dp_graph_symbol(b->graph, "classes", classes ? classes : 10);
     dp_graph_symbol(b->graph, "vocab", 65);
     dp_graph_config(b->graph, b->config);
     if ((status = dp_graph_finish(b->graph, err))) return status;
     return bench_case_rows(b, err);
+}
+
+dp_status bench_case_open_on(bench_case *b, const request *r, dp_error *err)
+{
+    char devices[1024];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int n = r->n_counts ? r->count[0] : cores < 2 ? 2 : cores > 8 ? 8 : (int)cores;
+    dp_status status = bench_case_open(b, r->config, r->set, r->n_set, err);
+    if (status) return status;
+    bench_devices_text(devices, sizeof devices, n);
+    if (r->n_counts || !strcmp(dp_config_get(b->config, "devices.use"), "auto"))
+        dp_config_set(b->config, "devices.use", devices);
+    return DP_OK;
 }
 
 void bench_case_close(bench_case *b)
@@ -80,12 +125,6 @@ void bench_case_close(bench_case *b)
     free(b->x);
     free(b->y);
     memset(b, 0, sizeof *b);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 /* Two batches in flight, as the trainer keeps them. */
@@ -99,7 +138,7 @@ static dp_status run_steps(dp_engine *e, const bench_case *b, int n, dp_error *e
     return dp_engine_wait(e, NULL, err);
 }
 
-dp_status bench_measure(bench_case *b, const char *devices, double seconds, bench_speed *s, dp_error *err)
+dp_status bench_measure(bench_case *b, const char *devices, double seconds, bench_rate *s, dp_error *err)
 {
     enum { ROUNDS = 5 };
     dp_engine *e = NULL;
@@ -122,8 +161,7 @@ dp_status bench_measure(bench_case *b, const char *devices, double seconds, benc
         if ((status = run_steps(e, b, n, err))) goto done;
         rate[i] = (double)b->batch * n / (bench_now() - begin);
     }
-    qsort(rate, ROUNDS, sizeof *rate, by_value);
-    s->samples_per_s = rate[ROUNDS / 2];
+    s->samples_per_s = bench_median(rate, ROUNDS);
     for (int i = 0; dp_engine_stats(e, i, &d); i++) {
         int64_t sum = 0;
         for (int c = 0; c < DP_MEM_CLASSES; c++) sum += d.peak[c];

@@ -1,5 +1,6 @@
-/* Each op against the core's peak. An op is measured through the engine, as the difference of two networks: one with three of it and one
- * with one of it in a row (two where shapes do not allow a row: with it and without it), so that everything around it drops out. */
+/* Each op against the core's peak. An op is measured through the engine, as the difference of two networks: one with
+ * three of it and one with one of it in a row (two where shapes do not allow a row: with it and without it), so that
+ * everything around it drops out. */
 #include "bench.h"
 #include <stdio.h>
 #include <string.h>
@@ -32,10 +33,10 @@ typedef struct op_cost {
     double seconds, flops;
 } op_cost;
 
-static dp_status measure(const op_case *c, int copies, op_cost *cost, dp_error *err)
+static dp_status measure(const op_case *c, int copies, double seconds, op_cost *cost, dp_error *err)
 {
     bench_case b = {0};
-    bench_speed s;
+    bench_rate s;
     char batch[16], name[16];
     dp_status status = DP_ENOMEM;
     b.config = dp_config_new(NULL, NULL);
@@ -55,7 +56,7 @@ static dp_status measure(const op_case *c, int copies, op_cost *cost, dp_error *
     if (strchr(c->input, 'x')) dp_layer(b.graph, "pool", "globalavgpool | flatten");
     if ((status = dp_graph_finish(b.graph, err))) goto done;
     if ((status = bench_case_rows(&b, err))) goto done;
-    if ((status = bench_measure(&b, "cpu:0", 0.5, &s, err))) goto done;
+    if ((status = bench_measure(&b, "cpu:0", seconds, &s, err))) goto done;
     cost->seconds = (double)b.batch / s.samples_per_s;
     cost->flops = (double)b.batch * b.flops;
 done:
@@ -63,39 +64,82 @@ done:
     return status;
 }
 
-int bench_ops(const char *json)
+typedef struct op_row {
+    double us, flops, of_peak;
+} op_row;
+
+static int measure_op(const op_case *c, op_row *row, double peak, double seconds, dp_error *err)
 {
-    dp_error err = {0};
-    FILE *out = NULL;
-    double peak = bench_peak();
-    if (json && !(out = fopen(json, "w"))) {
-        fprintf(stderr, "dpbench: cannot write %s\n", json);
-        return 2;
+    op_cost few = {0}, many = {0};
+    dp_status status = measure(c, c->row, seconds, &few, err);
+    if (!status) status = measure(c, c->row ? 3 : 1, seconds, &many, err);
+    if (status) {
+        fprintf(stderr, "dpbench: %s: %s\n", c->name, err->text);
+        return 0;
     }
+    double n = c->row ? 2 : 1;
+    row->us = (many.seconds - few.seconds) / n * 1e6;
+    row->flops = (many.flops - few.flops) / n;
+    row->of_peak = row->flops / row->us * 1e6 / peak;
+    return 1;
+}
+
+static void write_page(page *p, const op_row *row, int n)
+{
+    char text[64];
+    page_section(p, "Share of the peak of one core");
+    page_bars(p);
+    for (int i = 0; i < n; i++) {
+        snprintf(text, sizeof text, "%.0f %%", 100 * row[i].of_peak);
+        page_bar(p, cases[i].name, text, row[i].of_peak, "bar-main");
+    }
+    page_bars_end(p);
+    page_table(p, "Forward and backward of one op, as the difference of two networks", "op|batch|us|GF/s|of peak");
+    for (int i = 0; i < n; i++) {
+        page_row(p);
+        page_cell(p, "%s", cases[i].name);
+        page_cell(p, "%d", cases[i].batch);
+        page_cell(p, "%.1f", row[i].us);
+        page_cell(p, "%.1f", row[i].flops / row[i].us / 1e3);
+        page_cell(p, "%.0f %%", 100 * row[i].of_peak);
+    }
+    page_table_end(p);
+}
+
+int bench_ops(const request *r)
+{
+    enum { OPS = sizeof cases / sizeof *cases };
+    dp_error err = {0};
+    op_row row[OPS];
+    json j;
+    page *p = NULL;
+    double peak = bench_peak();
+    if (!json_open(&j, r->json)) return bench_wrong("cannot write %s", r->json);
     printf("one core, forward and backward; peak %.0f GF/s\n%-34s %6s %10s %8s %6s\n", peak / 1e9, "op", "batch", "us", "GF/s",
            "peak");
-    if (out) fprintf(out, "{\"peak\": %.0f, \"ops\": [", peak);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    json_begin(&j, NULL, '{');
+    json_number(&j, "peak", peak);
+    json_begin(&j, "ops", '[');
+    for (int i = 0; i < OPS; i++) {
         const op_case *c = &cases[i];
-        op_cost few = {0}, many = {0};
-        dp_status status = measure(c, c->row, &few, &err);
-        if (!status) status = measure(c, c->row ? 3 : 1, &many, &err);
-        if (status) {
-            fprintf(stderr, "dpbench: %s: %s\n", c->name, err.text);
-            if (out) fclose(out);
+        if (!measure_op(c, &row[i], peak, r->seconds / 6, &err)) {
+            json_close(&j);
             return 1;
         }
-        double n = c->row ? 2 : 1, us = (many.seconds - few.seconds) / n * 1e6, flops = (many.flops - few.flops) / n;
-        printf("%-34s %6d %10.1f %8.1f %5.0f%%\n", c->name, c->batch, us, flops / us / 1e3, 100 * flops / us * 1e6 / peak);
+        printf("%-34s %6d %10.1f %8.1f %5.0f%%\n", c->name, c->batch, row[i].us, row[i].flops / row[i].us / 1e3,
+               100 * row[i].of_peak);
         fflush(stdout);
-        if (out)
-            fprintf(out, "%s{\"op\": \"%s\", \"batch\": %d, \"us\": %.2f, \"flops\": %.0f}", i ? ", " : "", c->name, c->batch,
-                    us, flops);
+        json_begin(&j, NULL, '{');
+        json_text(&j, "op", c->name);
+        json_int(&j, "batch", c->batch);
+        json_number(&j, "us", row[i].us);
+        json_number(&j, "flops", row[i].flops);
+        json_end(&j, '}');
     }
-    if (out) fprintf(out, "]}\n");
-    if (out && fclose(out)) {
-        fprintf(stderr, "dpbench: cannot write %s\n", json);
-        return 1;
-    }
-    return 0;
+    json_end(&j, ']');
+    json_end(&j, '}');
+    if (!json_close(&j)) return bench_wrong("cannot write %s", r->json);
+    if (!r->html) return 0;
+    if ((p = bench_page(r, "Ops against the peak of a core", NULL, ""))) write_page(p, row, OPS);
+    return p && page_close(p) ? 0 : bench_wrong("cannot write %s", r->html);
 }

@@ -1,5 +1,6 @@
 /* What one core can do: independent multiply-adds on registers, best of a few short runs. Shares of peak are taken of this. */
 #include "bench.h"
+#include <stdlib.h>
 #include <time.h>
 
 double bench_now(void)
@@ -9,8 +10,8 @@ double bench_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Twelve chains hide the latency of a multiply-add on every core that has two such units. Intrinsics, since gcc lowers wide vector
- * types of a function with a target attribute to narrow ones. */
+/* Twelve chains hide the latency of a multiply-add on every core that has two such units. Intrinsics, since gcc lowers
+ * wide vector types of a function with a target attribute to narrow ones. */
 enum { CHAINS = 12, ROUNDS = 100000, RUNS = 20 };
 
 #if defined(__x86_64__)
@@ -65,4 +66,24 @@ double bench_peak(void)
     }
     (void)keep;
     return best;
+}
+
+/* ---- middle values ---- */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return n < 1 ? 0 : n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+double bench_spread(double *v, int n)
+{
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return n < 1 ? 0 : (v[n - 1 - n / 4] - v[n / 4]) / 2;
 }

@@ -1,5 +1,6 @@
 /* dptrain: trains what a configuration describes. Everything that is hard is in the library; here are signals, exit
  * codes, commands. */
+#include "run_report.h"
 #include "tool.h"
 #include <signal.h>
 #include <stdio.h>
@@ -121,7 +122,7 @@ static dp_status inspect(dp_trainer *t, const dp_config *c, const options *o, co
     return s;
 }
 
-static dp_status train(dp_trainer *t, progress *p, dp_error *err)
+static dp_status train(dp_trainer *t, const dp_config *c, const options *o, progress *p, dp_error *err)
 {
     running = t;
     dp_status s = dp_trainer_run(t, err);
@@ -132,6 +133,8 @@ static dp_status train(dp_trainer *t, progress *p, dp_error *err)
         printf("run directory: %s\n", dp_trainer_dir(t));
         fflush(stdout);
     }
+    int ran = !s || s == DP_ESTOPPED || s == DP_ENONFINITE; /* else the run directory may be another's */
+    if (ran && !strcmp(dp_config_get(c, "run.report"), "1")) run_report(t, o->config);
     return s;
 }
 
@@ -152,7 +155,7 @@ static int run(dp_config *c, const options *o, progress *p)
     dp_status s = dp_trainer_open(&t, NULL, NULL, NULL, c, progress_event, p, &err);
     int code = exit_code(s, 1);
     if (!s) {
-        s = inspecting ? inspect(t, c, o, p, &err) : train(t, p, &err);
+        s = inspecting ? inspect(t, c, o, p, &err) : train(t, c, o, p, &err);
         code = exit_code(s, 0);
     }
     if (s) progress_error(p, &err);

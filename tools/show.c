@@ -1,30 +1,8 @@
 /* Tables: devices, settings, layers, and where time and bytes went. */
+#include "figures.h"
 #include "tool.h"
 #include <stdio.h>
 #include <string.h>
-
-static const char *bytes_text(char *buf, size_t size, int64_t bytes)
-{
-    static const char *const unit[] = {"B", "kB", "MB", "GB", "TB"};
-    double v = (double)bytes;
-    int u = 0;
-    while (v >= 1000 && u < 4) v /= 1000, u++;
-    snprintf(buf, size, v < 10 && u ? "%.1f %s" : "%.0f %s", v, unit[u]);
-    return buf;
-}
-
-static const char *count_text(char *buf, size_t size, int64_t n)
-{
-    char digits[32];
-    int len = snprintf(digits, sizeof digits, "%lld", (long long)n);
-    size_t at = 0;
-    for (int i = 0; i < len && at + 2 < size; i++) {
-        if (i && (len - i) % 3 == 0) buf[at++] = ',';
-        buf[at++] = digits[i];
-    }
-    buf[at] = 0;
-    return buf;
-}
 
 void show_devices(void)
 {
@@ -32,7 +10,7 @@ void show_devices(void)
     char b[32];
     for (int i = 0; dp_device(i, &d); i++) {
         printf("%-8s %s", d.name, d.model[0] ? d.model : "CPU");
-        if (d.memory > 0) printf(", %s", bytes_text(b, sizeof b, d.memory));
+        if (d.memory > 0) printf(", %s", bytes_text(b, sizeof b, (double)d.memory));
         if (d.units > 0) printf(", %d unit%s", d.units, d.units == 1 ? "" : "s");
         if (d.pci[0]) printf(", pci %s", d.pci);
         if (d.uuid[0]) printf(", %s", d.uuid);
@@ -75,8 +53,6 @@ void show_model(const dp_graph *g)
            count_text(b, sizeof b, flops));
 }
 
-enum { MAX_DEVICES = 64 };
-
 void show_check(dp_engine *e, const dp_config *c)
 {
     dp_device_stats s;
@@ -90,8 +66,9 @@ void show_check(dp_engine *e, const dp_config *c)
     for (int i = 0; dp_engine_stats(e, i, &s); i++) {
         int64_t all = 0;
         for (int k = 0; k < DP_MEM_CLASSES; k++) all += s.live[k];
-        printf("%-10s %8lld %12s", s.name, i < n && i < MAX_DEVICES ? (long long)rows[i] : 0, bytes_text(b, sizeof b, all));
-        for (int k = 0; k < DP_MEM_CLASSES; k++) printf(" %12s", bytes_text(b, sizeof b, s.live[k]));
+        printf("%-10s %8lld %12s", s.name, i < n && i < MAX_DEVICES ? (long long)rows[i] : 0,
+               bytes_text(b, sizeof b, (double)all));
+        for (int k = 0; k < DP_MEM_CLASSES; k++) printf(" %12s", bytes_text(b, sizeof b, (double)s.live[k]));
         printf("\n");
     }
 }
@@ -105,10 +82,10 @@ void show_stats(dp_engine *e)
         int64_t all = 0;
         for (int k = 0; k < DP_MEM_CLASSES; k++) all += s.peak[k];
         printf("%-10s %7.2f s %7.2f s %10s %10s  %s:", s.name, s.busy, s.wait,
-               bytes_text(in, sizeof in, s.bytes_in + s.host_in), bytes_text(out, sizeof out, s.bytes_out + s.host_out),
-               bytes_text(b, sizeof b, all));
+               bytes_text(in, sizeof in, (double)(s.bytes_in + s.host_in)),
+               bytes_text(out, sizeof out, (double)(s.bytes_out + s.host_out)), bytes_text(b, sizeof b, (double)all));
         for (int k = 0; k < DP_MEM_CLASSES; k++)
-            if (s.peak[k]) printf(" %s %s", dp_memory_class_name(k), bytes_text(b, sizeof b, s.peak[k]));
+            if (s.peak[k]) printf(" %s %s", dp_memory_class_name(k), bytes_text(b, sizeof b, (double)s.peak[k]));
         printf("\n");
     }
 }

@@ -104,6 +104,7 @@ static dp_status forward(dp_walk *k, dp_pass *pass, dp_error *err)
 /* All buckets at once: of a device without rows, or with overlap = off, where nothing may begin before backward has ended. */
 static dp_status offer_all(dp_walk *k, dp_error *err)
 {
+    dp_phase_idle(k->r->w);
     for (int b = 0; k->offers && b < k->e->params->n_buckets; b++)
         DP_TRY(dp_signal_raise(&k->e->at[k->me].gradient[b], k->r->w, k->step->reduction, err));
     return DP_OK;

@@ -60,6 +60,11 @@ void dp_line_begin(dp_line *l, const char *type)
     dp_line_text(l, "type", type);
 }
 
+void dp_line_raw(dp_line *l, const char *text)
+{
+    put(l, text, strlen(text));
+}
+
 void dp_line_text(dp_line *l, const char *key, const char *value)
 {
     put_key(l, key);
@@ -88,6 +93,14 @@ void dp_line_number(dp_line *l, const char *key, double value)
         n = dp_format(buf, sizeof buf, "%.*g", digits, value);
         if (dp_parse_double(buf, &back) == 1 && back == value) break;
     }
+    put(l, buf, (size_t)n);
+}
+
+void dp_line_fixed(dp_line *l, const char *key, double value)
+{
+    char buf[340];
+    int n = dp_format(buf, sizeof buf, "%.3f", value);
+    put_key(l, key);
     put(l, buf, (size_t)n);
 }
 

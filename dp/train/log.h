@@ -11,9 +11,11 @@ typedef struct dp_line { /* a JSON object under construction; starts as {0} */
     int comma, failed; /* failed: out of memory, reported by dp_log_write */
 } dp_line;
 void dp_line_begin(dp_line *l, const char *type); /* {"type":"..." */
+void dp_line_raw(dp_line *l, const char *text);   /* as it is */
 void dp_line_text(dp_line *l, const char *key, const char *value);
 void dp_line_int(dp_line *l, const char *key, int64_t value);
 void dp_line_number(dp_line *l, const char *key, double value); /* shortest text that reads back equal; null when not finite */
+void dp_line_fixed(dp_line *l, const char *key, double value);  /* three decimals: quicker */
 void dp_line_open(dp_line *l, const char *key, char bracket);   /* '{' or '['; key NULL inside a list */
 void dp_line_close(dp_line *l, char bracket);                   /* '}' or ']' */
 void dp_line_free(dp_line *l);

@@ -50,33 +50,81 @@ static dp_status write_line(dp_trainer *t, dp_error *err)
     return s;
 }
 
-static void phases_of(const dp_trainer *t, double *phase)
+/* Seconds by phase since open, and of them those in which a device stood still for another: means over the devices. */
+static void phases_of(const dp_trainer *t, dp_phases *p)
 {
     dp_device_stats s;
     int n = dp_engine_devices(t->engine);
-    memset(phase, 0, sizeof *phase * DP_PHASES);
-    for (int d = 0; d < n; d++)
-        if (dp_engine_stats(t->engine, d, &s))
-            for (int i = 0; i < DP_PHASES; i++) phase[i] += s.phase[i] / n;
+    memset(p, 0, sizeof *p);
+    for (int d = 0; d < n; d++) {
+        if (!dp_engine_stats(t->engine, d, &s)) continue;
+        for (int i = 0; i < DP_PHASES; i++) p->seconds[i] += s.phase[i] / n;
+        p->waited += (s.wait - s.phase[DP_PHASE_IDLE]) / n;
+        p->hidden += s.hidden / n;
+    }
 }
 
-static void reset(dp_trainer *t, dp_meter *m, int with_phases)
+static void add_difference(dp_phases *sum, const dp_phases *now, const dp_phases *then)
+{
+    for (int i = 0; i < DP_PHASES; i++) sum->seconds[i] += now->seconds[i] - then->seconds[i];
+    sum->waited += now->waited - then->waited;
+    sum->hidden += now->hidden - then->hidden;
+}
+
+static double sum_of(const dp_phases *p)
+{
+    double sum = 0;
+    for (int i = 0; i < DP_PHASES; i++) sum += p->seconds[i];
+    return sum;
+}
+
+/* What the devices did since the meter's begin, up to the end of the last step that was waited for; returns how long
+ * that was: with a batch in flight it is not the time of this thread. Every moment has a phase, so the phases add up to
+ * it. What the devices idled while this thread waited for data is called data_wait. */
+static double interval(const dp_trainer *t, const dp_meter *m, double now, dp_phases *p)
+{
+    dp_phases all;
+    phases_of(t, &all);
+    memset(p, 0, sizeof *p);
+    add_difference(p, &all, &m->since);
+    double *idle = &p->seconds[DP_PHASE_IDLE], *data = &p->seconds[DP_PHASE_DATA_WAIT];
+    if (m->from_rest)
+        *idle -= fmax(0, sum_of(p) - (now - m->begin)); /* booked with the first step, but lies before the begin */
+    *idle = fmax(0, *idle);
+    *data = fmin(*idle, m->data_wait);
+    *idle -= *data;
+    return sum_of(p);
+}
+
+static void reset(dp_trainer *t, dp_meter *m, int from_rest)
 {
     memset(m, 0, sizeof *m);
-    m->begin = dp_now();
-    if (with_phases) phases_of(t, m->phase);
+    m->begin = dp_now(), m->from_rest = from_rest;
+    phases_of(t, &m->since);
 }
 
 void dp_report_meters(dp_trainer *t)
 {
-    reset(t, &t->step_meter, 0);
     reset(t, &t->line_meter, 1);
-    reset(t, &t->epoch_meter, 0);
+    reset(t, &t->epoch_meter, 1);
+    t->step_begin = t->line_meter.begin;
 }
 
-void dp_report_pause(dp_trainer *t, double seconds)
+void dp_report_pause(dp_trainer *t)
 {
-    t->step_meter.begin += seconds, t->line_meter.begin += seconds, t->epoch_meter.begin += seconds;
+    t->paused_at = dp_now();
+    phases_of(t, &t->paused);
+}
+
+void dp_report_go_on(dp_trainer *t)
+{
+    double seconds = dp_now() - t->paused_at;
+    dp_phases now;
+    phases_of(t, &now);
+    now.seconds[DP_PHASE_IDLE] += seconds - (sum_of(&now) - sum_of(&t->paused)); /* will be booked with the next step */
+    t->step_begin += seconds, t->line_meter.begin += seconds, t->epoch_meter.begin += seconds;
+    add_difference(&t->line_meter.since, &now, &t->paused);
+    add_difference(&t->epoch_meter.since, &now, &t->paused);
 }
 
 static void warn_line(dp_trainer *t, const char *text)
@@ -97,6 +145,34 @@ void dp_report_warn(dp_trainer *t, const char *fmt, ...)
     va_end(ap);
     dp_log(t->config, DP_LOG_WARN, "%s", text);
     warn_line(t, text);
+}
+
+/* ---- hints: each once a run, after enough steps to know ---- */
+enum { HINT_DATA = 1, HINT_COMMUNICATION = 2, HINT_STEPS = 10 };
+
+static void hint(dp_trainer *t, const dp_meter *m, const dp_phases *p, double seconds)
+{
+    const double *s = p->seconds;
+    char text[400];
+    double compute = s[DP_PHASE_FORWARD] + s[DP_PHASE_LOSS] + s[DP_PHASE_BACKWARD] + s[DP_PHASE_UPDATE];
+    double moved = s[DP_PHASE_REPLICATE] + s[DP_PHASE_GATHER] + s[DP_PHASE_SCATTER] + s[DP_PHASE_REDUCE] + s[DP_PHASE_SHARE] -
+                   p->waited; /* for a slower device: no fault of the links */
+    if (m->steps < HINT_STEPS) return;
+    if (!(t->hinted & HINT_DATA) && m->data_wait > 0.2 * seconds) {
+        t->hinted |= HINT_DATA;
+        dp_report_warn(t, "Waiting for data took %.0f %% of the last %lld steps: raise data.workers or data.prefetch.",
+                       100 * m->data_wait / seconds, (long long)m->steps);
+    }
+    if (!(t->hinted & HINT_COMMUNICATION) && dp_engine_devices(t->engine) > 1 && moved > compute) {
+        t->hinted |= HINT_COMMUNICATION;
+        dp_format(
+            text, sizeof text,
+            "Communication took longer than computation in the last %lld steps (%.3f s, %.3f s): a larger data.batch_size or "
+            "fewer devices train faster.",
+            (long long)m->steps, moved, compute);
+        dp_log(t->config, DP_LOG_INFO, "note: %s", text);
+        warn_line(t, text);
+    }
 }
 
 dp_status dp_report_start(dp_trainer *t, dp_error *err)
@@ -139,8 +215,8 @@ static dp_status step_line(dp_trainer *t, const dp_result *r, int64_t epoch, int
 {
     dp_line *l = &t->log.line;
     dp_meter *m = &t->line_meter;
-    double phase[DP_PHASES];
-    phases_of(t, phase);
+    dp_phases p;
+    double seconds = interval(t, m, now, &p);
     dp_line_begin(l, "step");
     dp_line_int(l, "step", t->now.step);
     dp_line_int(l, "epoch", epoch);
@@ -150,23 +226,25 @@ static dp_status step_line(dp_trainer *t, const dp_result *r, int64_t epoch, int
     dp_line_number(l, "grad_norm", r->grad_norm);
     if (r->skipped) dp_line_int(l, "skipped", r->skipped);
     dp_line_number(l, "samples_per_s", rate_of(m->samples, now - m->begin));
+    dp_line_number(l, "seconds", seconds);
     dp_line_number(l, "data_wait_s", m->data_wait);
     dp_line_open(l, "phases", '{');
-    for (int i = 0; i < DP_PHASES; i++) /* the trainer's own wait for data stands in data_wait_s */
-        if (i != DP_PHASE_DATA_WAIT) dp_line_number(l, dp_phase_name(i), phase[i] - m->phase[i]);
+    for (int i = 0; i < DP_PHASES; i++) dp_line_number(l, dp_phase_name(i), p.seconds[i]);
     dp_line_close(l, '}');
+    if (p.hidden > 0) dp_line_number(l, "hidden_s", p.hidden);
+    dp_status status = write_line(t, err);
+    hint(t, m, &p, seconds);
     reset(t, m, 0);
-    memcpy(m->phase, phase, sizeof phase);
-    return write_line(t, err);
+    return status;
 }
 
 dp_status dp_report_step(dp_trainer *t, const dp_result *r, int64_t epoch, int64_t batch, dp_error *err)
 {
-    double now = dp_now(), rate = rate_of(r->samples, now - t->step_meter.begin);
-    t->line_meter.samples += r->samples, t->line_meter.data_wait += r->data_wait;
-    t->epoch_meter.samples += r->samples, t->epoch_meter.data_wait += r->data_wait;
+    double now = dp_now(), rate = rate_of(r->samples, now - t->step_begin);
+    t->line_meter.samples += r->samples, t->line_meter.data_wait += r->data_wait, t->line_meter.steps++;
+    t->epoch_meter.samples += r->samples, t->epoch_meter.data_wait += r->data_wait, t->epoch_meter.steps++;
     t->run_samples += r->samples;
-    t->step_meter.begin = now;
+    t->step_begin = now;
     if (t->log_every > 0 && (t->now.step % t->log_every == 0 || t->now.step == t->steps))
         DP_TRY(step_line(t, r, epoch, batch, now, err));
     if (r->skipped) /* the engine has told the log callback */
@@ -188,11 +266,9 @@ void dp_report_epoch(dp_trainer *t)
     sum.loss_sum = p->epoch_loss;
     sum.seconds = dp_now() - t->epoch_meter.begin;
     sum.data_wait = t->epoch_meter.data_wait;
-    if (!t->hinted && sum.data_wait > 0.2 * sum.seconds) {
-        dp_report_warn(t, "The devices waited for data %.0f %% of epoch %lld: raise data.workers or data.prefetch.",
-                       100 * sum.data_wait / sum.seconds, (long long)epoch);
-        t->hinted = 1;
-    }
+    dp_phases phases;
+    double seconds = interval(t, &t->epoch_meter, dp_now(), &phases);
+    hint(t, &t->epoch_meter, &phases, seconds);
     send(t, DP_EVENT_EPOCH, &sum, "", rate_of(t->epoch_meter.samples, sum.seconds), epoch, batch);
     p->epoch_samples = p->epoch_targets = p->epoch_correct = 0, p->epoch_loss = 0;
     t->epoch_open = 0;
@@ -234,6 +310,7 @@ static void device_object(dp_line *l, const dp_device_stats *s)
     dp_line_text(l, "name", s->name);
     dp_line_number(l, "busy_s", s->busy);
     dp_line_number(l, "wait_s", s->wait);
+    dp_line_number(l, "hidden_s", s->hidden);
     dp_line_open(l, "peak_bytes", '{');
     for (int i = 0; i < DP_MEM_CLASSES; i++) dp_line_int(l, dp_memory_class_name(i), s->peak[i]);
     dp_line_close(l, '}');

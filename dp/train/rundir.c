@@ -42,7 +42,8 @@ static int is_state(const char *name, int64_t *step)
 
 static int is_result(const char *name)
 {
-    static const char *const names[] = {"config.ini", "log.jsonl", "last.safetensors", "best.safetensors"};
+    static const char *const names[] = {"config.ini",       "log.jsonl",  "last.safetensors",
+                                        "best.safetensors", "trace.json", "report.html"};
     int64_t step;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!strcmp(name, names[i])) return 1;

@@ -64,16 +64,19 @@ static dp_status evaluate(dp_trainer *t, dp_error *err)
     dp_result r;
     dp_error why;
     double begin = dp_now();
+    dp_report_pause(t);
     dp_status s = dp_trainer_eval(t, &r, err);
+    dp_report_go_on(t);
     if (s == DP_ESTOPPED) return DP_OK; /* the resumed run evaluates */
     DP_TRY(s);
     t->now.eval_step = t->now.step;
-    dp_report_pause(t, dp_now() - begin);
     DP_TRY(dp_report_eval(t, &r, dp_now() - begin, err));
     if (!is_better(t, &r)) return DP_OK;
     t->now.best_step = t->now.step, t->now.best_correct = r.correct, t->now.best_targets = r.targets;
     t->now.best_loss = r.loss_sum / (double)r.targets;
+    dp_report_pause(t);
     s = dp_checkpoint_weights(t->engine, t->dir.path, "best.safetensors", &t->now, &t->facts, &why);
+    dp_report_go_on(t);
     return s ? save_failed(t, s, &why, err) : DP_OK;
 }
 
@@ -81,9 +84,9 @@ static dp_status save(dp_trainer *t, dp_error *err)
 {
     dp_error why;
     char *path = NULL;
-    double begin = dp_now();
+    dp_report_pause(t);
     dp_status s = dp_checkpoint_save(t->engine, t->dir.path, &t->now, &t->facts, t->keep, &path, &why);
-    dp_report_pause(t, dp_now() - begin);
+    dp_report_go_on(t);
     if (s) return save_failed(t, s, &why, err);
     t->saved_step = t->now.step;
     s = dp_report_save(t, path, err);
@@ -155,6 +158,7 @@ static dp_status collect(dp_trainer *t, flight *f, dp_error *err)
     dp_batch b = f->batch[0];
     dp_result r;
     DP_TRY(dp_engine_wait(t->engine, &r, err));
+    dp_trace_batch(t);
     r.data_wait = f->data_wait[0];
     dp_loader_release(t->train_loader, &b);
     f->n--, f->closing -= b.last_of_window;
@@ -239,6 +243,7 @@ static dp_status begin(dp_trainer *t, dp_error *err)
     dp_setup_notes(t);
     DP_TRY(dp_report_start(t, err));
     dp_report_meters(t);
+    dp_trace_begin(t);
     return DP_OK;
 }
 
@@ -261,6 +266,7 @@ dp_status dp_trainer_run(dp_trainer *t, dp_error *err)
         dp_format(reason, sizeof reason, "%s", why.text);
         if (err) *err = why;
     }
+    dp_trace_end(t);
     if (t->log.path) {
         dp_status end = dp_report_end(t, reason, &why);
         if (!s && end) {
@@ -334,6 +340,7 @@ dp_status dp_trainer_close(dp_trainer *t, dp_error *err)
     dp_data_close(t->own_eval);
     dp_graph_free(t->own_graph);
     dp_config_free(t->config);
+    free(t->trace.span);
     free(t);
     return s;
 }

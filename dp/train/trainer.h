@@ -8,6 +8,7 @@
 #include "log.h"
 #include "rundir.h"
 #include "schedule.h"
+#include "trace.h"
 #include <stdatomic.h>
 
 typedef struct dp_rhythm { /* "every N epochs" or "every N steps"; 0 = at the end only */
@@ -21,10 +22,14 @@ typedef struct dp_normalize {
     double mean[DP_MAX_CHANNELS], std[DP_MAX_CHANNELS];
 } dp_normalize;
 
+typedef struct dp_phases { /* means over the devices */
+    double seconds[DP_PHASES], waited, hidden;
+} dp_phases;
 typedef struct dp_meter { /* what happened since the last line, for rates */
     double begin, data_wait;
-    int64_t samples;
-    double phase[DP_PHASES];
+    int64_t samples, steps;
+    dp_phases since; /* open, at the begin */
+    int from_rest;   /* nothing was in flight then */
 } dp_meter;
 
 struct dp_trainer {
@@ -56,10 +61,14 @@ struct dp_trainer {
     int64_t saved_step; /* step of the newest state written or read; -1: none */
     dp_result window;   /* sums of the window being collected */
     int epoch_open;     /* batches of the epoch were trained, DP_EVENT_EPOCH is not sent yet */
-    int hinted;         /* the hint about slow data was given */
+    int hinted;         /* bit HINT_ of report.c: the user was told */
     double run_begin;
     int64_t run_samples;
-    dp_meter step_meter, line_meter, epoch_meter;
+    dp_meter line_meter, epoch_meter;
+    double step_begin;
+    double paused_at;
+    dp_phases paused; /* then */
+    dp_trace trace;
     char start_text[512];
     atomic_int stop;
 };
@@ -75,7 +84,8 @@ dp_status dp_setup_weights(dp_trainer *t, dp_error *err);
 
 /* report.c: every function returns the event callback's wish by raising t->stop */
 void dp_report_meters(dp_trainer *t);
-void dp_report_pause(dp_trainer *t, double seconds); /* time that is not training: rates leave it out */
+void dp_report_pause(dp_trainer *t); /* what follows is not training: rates and phases leave it out */
+void dp_report_go_on(dp_trainer *t);
 dp_status dp_report_start(dp_trainer *t, dp_error *err);
 dp_status dp_report_step(dp_trainer *t, const dp_result *r, int64_t epoch, int64_t batch, dp_error *err);
 void dp_report_epoch(dp_trainer *t);

@@ -26,7 +26,7 @@ static const rig_net rig_residual = {
     .classes = 4,
     .settings = "devices.bucket_mb=0.0005"};
 
-enum { MOST = 20000, DEVICES = 4, STEPS = 4 };
+enum { MOST = 20000, DEVICES = 4, STEPS = 3 };
 typedef struct spans {
     dp_span *span;
     int n;
@@ -83,7 +83,7 @@ static int buckets_of(const spans *all)
 /* Every bucket but the last is summed, and with `all` stepped and gathered, while earlier layers still run backward. */
 static void communication_runs_under_backward(void **state)
 {
-    static const late_options how = {.seed = 3, .kernel_us = 20000};
+    static const late_options how = {.seed = 3, .kernel_us = 40000};
     static const rig_net *const nets[] = {&rig_deep, &rig_residual};
     static const struct {
         const char *mode;
@@ -94,6 +94,7 @@ static void communication_runs_under_backward(void **state)
     (void)state;
     for (int k = 0; k < COUNT(nets); k++)
         for (int c = 0; c < COUNT(cases); c++) {
+            if (k && c != 1 && !rig_full()) continue;
             spans all = spans_of(nets[k], late_backend(&how), cases[c].mode);
             int buckets = buckets_of(&all);
             assert_true(buckets >= 4);
