@@ -67,33 +67,37 @@ typedef struct dp_device_stats { /* since open */
 enum { DP_LANE_COMPUTE, DP_LANE_REDUCE, DP_LANE_SHARE, DP_LANES }; /* SHARE: update, and what brings sums and parameters */
 typedef struct dp_span {
     int32_t device, lane, phase;
-    int32_t bucket;      /* of parameters; -1: none */
-    int64_t step;        /* training batch, 0, 1, ...; -1: none of one */
-    double begin, end;   /* seconds since open */
-    double waited;       /* of that: for another device */
-    int64_t bytes_in;    /* from other devices */
+    int32_t bucket;    /* of parameters; -1: none */
+    int64_t step;      /* training batch, 0, 1, ...; -1: none of one */
+    double begin, end; /* seconds since open */
+    double waited;     /* of that: for another device */
+    int64_t bytes_in;  /* from other devices */
     int64_t host_in, host_out;
-    uint64_t peers;      /* bit d: it read memory of device d */
-    char layer[48];      /* run.trace = layer: the layer; else "" */
+    uint64_t peers; /* bit d: it read memory of device d */
+    char layer[48]; /* run.trace = layer: the layer; else "" */
     int64_t reserved[2];
 } dp_span;
 typedef void (*dp_span_fn)(void *user, const dp_span *span);
 
 /* What moved between two devices: `from` was read by `to`. */
 typedef struct dp_link {
-    char kind[16];       /* "memory" (CPU devices), "peer", "host" (staged) */
-    int64_t bytes;       /* since open */
-    double bytes_per_s;  /* by dp_engine_measure_links; 0: not measured */
+    char kind[16];      /* "memory" (CPU devices), "peer", "host" (staged) */
+    int64_t bytes;      /* since open */
+    double bytes_per_s; /* by dp_engine_measure_links; 0: not measured */
     int64_t reserved[4];
 } dp_link;
 
 /* Devices, switches, optimizer and loss from c, the network from g (finished; must outlive the engine). Everything is allocated
  * here; weights get their seeded start. DP_ENOMEM names device, class, bytes and a batch size that fits. */
 DP_API dp_status dp_engine_open(dp_engine **e, const dp_graph *g, const dp_config *c, dp_error *err);
-/* Batches from d in pinned slots: train = 1 with [data]'s batch size, order and accumulation; 0: in file order for evaluation. */
+/* Batches from d in pinned slots: train = 1 with [data]'s batch size, order and accumulation; 0: in file order for evaluation.
+ * Close it before the engine: its slots are the engine's memory. */
 DP_API dp_status dp_engine_loader(dp_engine *e, dp_data *d, int train, dp_loader **l, dp_error *err);
 /* A training batch. Submit returns at once (at most two in flight, else DP_EARGUMENT); wait ends the oldest. Labels are checked here,
- * before any device sees them. After a failure every call returns DP_EFAILED: close the engine. */
+ * before any device sees them. After a failure every call returns DP_EFAILED: close the engine.
+ * devices.on_device_failure = continue: when a device fails whose context lives (not DP_EDEVICE_LOST, not DP_ETIMEOUT), the call that notices
+ * goes back to the last snapshot, trains again on the batches since without that device, and returns what it would have. Then
+ * dp_engine_devices is less by one and the devices behind it have moved up. */
 DP_API dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err);
 DP_API dp_status dp_engine_wait(dp_engine *e, dp_result *r, dp_error *err);
 DP_API dp_status dp_engine_step(dp_engine *e, const dp_batch *b, dp_result *r, dp_error *err); /* submit + wait */
@@ -147,6 +151,12 @@ DP_API const dp_graph *dp_trainer_graph(const dp_trainer *t);
 DP_API dp_status dp_trainer_trace(dp_trainer *t, dp_span_fn fn, void *user, dp_error *err);
 DP_API dp_status dp_trainer_eval(dp_trainer *t, dp_result *r, dp_error *err); /* over the evaluation set, now */
 DP_API const char *dp_trainer_dir(const dp_trainer *t);                       /* the run directory */
+/* With devices.on_device_failure = continue, after dp_trainer_run has failed with DP_EDEVICE_LOST or DP_ETIMEOUT of a device: writes the newest
+ * state there is (the last snapshot, or the state file if that is newer) to the open file `fd`, and sets in c what a run that goes on
+ * from there without the failed device needs: devices.use, .weights, .threads, run.dir, run.resume, run.overwrite. Touches no
+ * device. dptrain puts the state in a memfd and executes itself anew with these settings, since such a failure ends the process' use of
+ * CUDA; where it does not, close the trainer and open one with c. */
+DP_API dp_status dp_trainer_rescue(dp_trainer *t, const dp_error *failure, int fd, dp_config *c, dp_error *err);
 DP_API dp_status dp_trainer_close(dp_trainer *t, dp_error *err);
 
 /* ---- the parts: each call runs one phase on every worker and returns when all are done ----
@@ -205,7 +215,8 @@ DP_API void dp_array_free(dp_array *a);
  * Fractions are of whole blocks of 64 bytes; c in a reduce_scatter begins and ends with whole blocks. n = 1: nothing moves. */
 typedef struct dp_collective dp_collective; /* members and their memory for sums; closed before its group */
 /* Members: n different devices of the group in any order, devices NULL: all. max_count: elements of the largest whole array. */
-DP_API dp_status dp_collective_open(dp_collective **c, dp_group *g, const int *devices, int n, int64_t max_count, dp_error *err);
+DP_API dp_status dp_collective_open(dp_collective **c, dp_group *g, const int *devices, int n, int64_t max_count,
+                                    dp_error *err);
 DP_API dp_status dp_collective_broadcast(dp_collective *c, int root, dp_array **from, dp_array **to, dp_error *err);
 DP_API dp_status dp_collective_reduce(dp_collective *c, int root, dp_array **from, dp_array **to, dp_error *err);
 DP_API dp_status dp_collective_all_reduce(dp_collective *c, dp_array **from, dp_array **to, dp_error *err);

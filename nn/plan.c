@@ -1,7 +1,7 @@
 /* Runs a plan: the walk over its kernels, forward and backward. What is decided once stands in plan_open.c. */
 #include "plan_internal.h"
 
-static dp_status failed(const dp_link *k, dp_status status, const char *pass, dp_error *err)
+static dp_status failed(const dp_plan_link *k, dp_status status, const char *pass, dp_error *err)
 {
     const char *layer = k ? k->chain.node[0]->name : "input";
     dp_fail(err, status, "The %s pass failed in layer %s (%s).", pass, layer, dp_status_name(status));
@@ -30,6 +30,11 @@ float *dp_plan_output_grad(const dp_plan *p)
     return p->value[p->output].grad;
 }
 
+size_t dp_plan_part_bytes(const dp_plan *p)
+{
+    return p->parts_bytes / 3;
+}
+
 int dp_plan_exchanges(const dp_plan *p)
 {
     int n = 0;
@@ -49,7 +54,7 @@ float *dp_plan_whole(const dp_plan *p)
 }
 
 /* The tensors of the chain's head in the replica's arrays. */
-static void bind_tensors(const dp_plan *p, const dp_link *k, const dp_pass *pass, int with_grad, dp_io *io)
+static void bind_tensors(const dp_plan *p, const dp_plan_link *k, const dp_pass *pass, int with_grad, dp_io *io)
 {
     const dp_node *head = k->chain.node[0];
     for (int t = 0; t < head->n_tensors; t++) {
@@ -64,7 +69,7 @@ static void bind_tensors(const dp_plan *p, const dp_link *k, const dp_pass *pass
     }
 }
 
-static void bind_memory(const dp_plan *p, const dp_link *k, dp_io *io)
+static void bind_memory(const dp_plan *p, const dp_plan_link *k, dp_io *io)
 {
     for (int i = 0; i < k->n_in; i++) io->in[i] = p->value[k->in[i]].data;
     io->out = p->value[k->out].data;
@@ -102,12 +107,12 @@ static dp_status take_input(dp_plan *p, dp_be_stream *s, const dp_pass *pass)
 }
 
 /* bn_stats = sync: the link's kernel wants the statistics of all leaves. Its own part is given in a stop of its own. */
-static int wants_part(const dp_plan *p, const dp_link *k, const dp_pass *pass)
+static int wants_part(const dp_plan *p, const dp_plan_link *k, const dp_pass *pass)
 {
     return pass->sync && p->whole && k->need.part;
 }
 
-static dp_status give_part(dp_plan *p, const dp_link *k, dp_be_stream *s, const dp_pass *pass, dp_io *io, int backward,
+static dp_status give_part(dp_plan *p, const dp_plan_link *k, dp_be_stream *s, const dp_pass *pass, dp_io *io, int backward,
                            dp_stop *stop, int *which)
 {
     const dp_node *head = k->chain.node[0];
@@ -120,7 +125,8 @@ static dp_status give_part(dp_plan *p, const dp_link *k, dp_be_stream *s, const 
 }
 
 /* One kernel forward, or its part alone. */
-static dp_status forward_link(dp_plan *p, const dp_link *k, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which)
+static dp_status forward_link(dp_plan *p, const dp_plan_link *k, dp_be_stream *s, const dp_pass *pass, dp_stop *stop,
+                              int *which)
 {
     dp_io io = {0};
     bind_memory(p, k, &io);
@@ -167,7 +173,7 @@ dp_status dp_plan_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_s
             return DP_OK;
         }
         if (p->next == p->n_links) return end_forward(p, stop, which);
-        const dp_link *k = &p->link[p->next];
+        const dp_plan_link *k = &p->link[p->next];
         set_layer(p, k->chain.node[0]->name);
         dp_status status = forward_link(p, k, s, pass, stop, which);
         if (status) {
@@ -180,7 +186,8 @@ dp_status dp_plan_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_s
 
 /* One kernel backward, or its part alone. The first gradient that arrives at a value is written there, later ones beside it and then
  * added. */
-static dp_status backward_link(dp_plan *p, const dp_link *k, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which)
+static dp_status backward_link(dp_plan *p, const dp_plan_link *k, dp_be_stream *s, const dp_pass *pass, dp_stop *stop,
+                               int *which)
 {
     dp_io io = {0};
     bind_memory(p, k, &io);
@@ -214,7 +221,7 @@ dp_status dp_plan_backward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_
             return DP_OK;
         }
         if (p->next < 0) break;
-        const dp_link *k = &p->link[p->next];
+        const dp_plan_link *k = &p->link[p->next];
         if (!k->trains) {
             p->next--;
             continue;

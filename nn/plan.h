@@ -42,11 +42,13 @@ dp_status dp_plan_backward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_
  * the one of the stop before; and where the pooled one must be put, by work in the same stream. NULL: the network has no
  * batchnorm, or the plan never trains. */
 const float *dp_plan_part(const dp_plan *p, uint64_t n);
-int dp_plan_exchanges(const dp_plan *p); /* parts of one forward and backward */
+size_t dp_plan_part_bytes(const dp_plan *p); /* of one buffer */
+int dp_plan_exchanges(const dp_plan *p);     /* parts of one forward and backward */
 float *dp_plan_whole(const dp_plan *p);
 /* enter(user, layer) is called before each launch: for errors, watchdog and timeline. */
 void dp_plan_watch(dp_plan *p, void (*enter)(void *user, const char *layer), void *user);
 void dp_plan_close(dp_plan *p);
+void dp_plan_leave(dp_plan *p); /* of a device that is lost: frees what is on the host, touches nothing else */
 /* The batchnorms that reach the output, as `merge` wants them; list: room for one per node. Returns how many. */
 int dp_batchnorms(const dp_graph *g, const dp_params *p, dp_bn_layer *list);
 #endif

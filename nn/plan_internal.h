@@ -10,7 +10,7 @@ typedef struct dp_value {     /* what one kernel writes and others read; value 0
     float *data, *grad;
 } dp_value;
 
-typedef struct dp_link { /* one kernel in execution order */
+typedef struct dp_plan_link { /* one kernel in execution order */
     dp_chain chain;
     dp_kernel *kernel;
     dp_need need;
@@ -20,7 +20,7 @@ typedef struct dp_link { /* one kernel in execution order */
     int d_in_span[DP_MAX_IN], saved_span;
     float *d_in[DP_MAX_IN];
     void *saved, *derived;
-} dp_link;
+} dp_plan_link;
 
 typedef struct dp_bucket_stop {
     int bucket, link; /* forward: the first that reads it; backward: it is complete once this one has run */
@@ -37,7 +37,7 @@ struct dp_plan {
     dp_value *value;
     int n_values, output;
     float *input; /* where converted rows go; value[0] points there or at the caller's */
-    dp_link *link;
+    dp_plan_link *link;
     int n_links;
     dp_bucket_stop *reads, *bucket; /* in the order of forward; in the order of completion */
     void *arena, *workspace, *derived, *parts;

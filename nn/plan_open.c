@@ -26,7 +26,7 @@ static void make_chains(dp_plan *p, char *taken)
     const dp_graph *g = p->graph;
     for (int i = 1; i < g->n_nodes; i++) {
         if (!g->node[i].live || taken[i]) continue;
-        dp_link k = {0};
+        dp_plan_link k = {0};
         k.chain.graph = g;
         k.chain.node[0] = &g->node[i];
         k.chain.n = 1;
@@ -48,7 +48,7 @@ static void make_chains(dp_plan *p, char *taken)
     }
 }
 
-static int add_input(dp_link *k, int value)
+static int add_input(dp_plan_link *k, int value)
 {
     if (k->n_in == DP_MAX_IN) return 0;
     k->in[k->n_in++] = value;
@@ -63,7 +63,7 @@ static dp_status connect(dp_plan *p, int *value_of, dp_error *err)
     value_of[0] = 0;
     p->value[0].node = &g->node[0];
     for (int i = 0; i < p->n_links; i++) {
-        dp_link *k = &p->link[i];
+        dp_plan_link *k = &p->link[i];
         const dp_node *inside = NULL;
         k->out = 1 + i;
         k->saved_span = -1;
@@ -88,7 +88,7 @@ static dp_status connect(dp_plan *p, int *value_of, dp_error *err)
 static void mark_wanted(dp_plan *p)
 {
     for (int i = 0; i < p->n_links; i++) {
-        dp_link *k = &p->link[i];
+        dp_plan_link *k = &p->link[i];
         const dp_node *head = k->chain.node[0];
         int wanted = 0;
         for (int t = 0; t < head->n_tensors; t++) {
@@ -132,11 +132,11 @@ static void plan_forward_memory(dp_plan *p, spans *a)
     int n = p->n_links;
     p->value[0].data_span = new_span(a, value_bytes(p, &p->value[0]), 0, 0);
     for (int i = 0; i < n; i++) {
-        dp_link *k = &p->link[i];
+        dp_plan_link *k = &p->link[i];
         dp_value *out = &p->value[k->out], *in = &p->value[k->in[0]];
         int in_place = k->need.in_place && k->in[0] != 0 && in->node->consumers == 1 && in->node->width == out->node->width;
         if (in_place && p->train) {
-            const dp_link *maker = &p->link[k->in[0] - 1];
+            const dp_plan_link *maker = &p->link[k->in[0] - 1];
             if ((maker->trains && maker->need.reads_out) || (k->trains && k->need.reads_in[0])) in_place = 0;
         }
         out->data_span = in_place ? in->data_span : new_span(a, value_bytes(p, out), i, i);
@@ -160,7 +160,7 @@ static void plan_backward_memory(dp_plan *p, spans *a)
     if (!p->train) return;
     out->grad_span = new_span(a, value_bytes(p, out), n, n);
     for (int i = n - 1; i >= 0; i--) {
-        dp_link *k = &p->link[i];
+        dp_plan_link *k = &p->link[i];
         int time = 2 * n - i, d_out = p->value[k->out].grad_span, passed = 0;
         if (!k->trains) continue;
         use(a, d_out, time);
@@ -221,7 +221,7 @@ static dp_status place(dp_plan *p, dp_error *err)
     }
     p->input = p->value[0].data;
     for (int i = 0; i < p->n_links; i++) {
-        dp_link *k = &p->link[i];
+        dp_plan_link *k = &p->link[i];
         k->saved = AT(k->saved_span);
         for (int j = 0; j < k->n_in; j++) k->d_in[j] = k->trains ? AT(k->d_in_span[j]) : NULL;
         if (k->need.derived) k->derived = made, made += (k->need.derived + align - 1) / align * align;
@@ -286,7 +286,7 @@ dp_status dp_plan_open(dp_plan **out, const dp_backend *b, dp_be_device *d, cons
     if ((status = connect(p, value_of, err))) goto fail;
     mark_wanted(p);
     for (int i = 0; i < p->n_links; i++) {
-        dp_link *k = &p->link[i];
+        dp_plan_link *k = &p->link[i];
         status = b->kernel_open(d, &k->chain, capacity, &k->need, &k->kernel, err);
         if (status) {
             dp_error_place(err, -1, -1, -1, NULL, -1, k->chain.node[0]->name);
@@ -304,8 +304,21 @@ memory:
 fail:
     free(taken);
     free(value_of);
-    dp_plan_close(p);
+    if (status == DP_EDEVICE_LOST)
+        dp_plan_leave(p);
+    else
+        dp_plan_close(p);
     return status;
+}
+
+void dp_plan_leave(dp_plan *p)
+{
+    if (!p) return;
+    free(p->link);
+    free(p->value);
+    free(p->bucket);
+    free(p->reads);
+    free(p);
 }
 
 void dp_plan_close(dp_plan *p)
@@ -317,11 +330,7 @@ void dp_plan_close(dp_plan *p)
     if (p->workspace) p->backend->free(p->device, DP_MEM_WORKSPACE, p->workspace, p->workspace_bytes);
     if (p->derived) p->backend->free(p->device, DP_MEM_WORKSPACE, p->derived, p->derived_bytes);
     if (p->parts) p->backend->free(p->device, DP_MEM_WORKSPACE, p->parts, p->parts_bytes);
-    free(p->link);
-    free(p->value);
-    free(p->bucket);
-    free(p->reads);
-    free(p);
+    dp_plan_leave(p);
 }
 
 int dp_batchnorms(const dp_graph *g, const dp_params *p, dp_bn_layer *list)

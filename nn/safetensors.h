@@ -24,6 +24,7 @@ dp_status dp_st_add(dp_st_out *o, const char *name, dp_st_type type, int rank, c
 dp_status dp_st_own(dp_st_out *o, void *memory, dp_error *err);
 dp_status dp_st_meta(dp_st_out *o, const char *key, const char *value, dp_error *err);
 dp_status dp_st_commit(dp_st_out *o, const char *path, dp_error *err);
+dp_status dp_st_commit_to(dp_st_out *o, int fd, dp_error *err); /* from where the descriptor stands; it stays open */
 void dp_st_out_free(dp_st_out *o);
 
 /* Reading: the whole file is checked (length, offsets, overlaps, shapes, duplicate names) before anything is handed out. What is

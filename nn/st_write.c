@@ -160,11 +160,10 @@ static char *header_text(const dp_st_out *o, const entry *const *order)
     return padded;
 }
 
-dp_status dp_st_commit(dp_st_out *o, const char *path, dp_error *err)
+static dp_status write_to(dp_st_out *o, dp_file_out **f, const char *path, dp_error *err)
 {
     const entry **order = dp_calloc((size_t)o->n, sizeof *order);
     char *header = NULL;
-    dp_file_out *f = NULL;
     uint8_t length[8];
     dp_status st;
     if (!order) return dp_fail(err, DP_ENOMEM, "out of memory for writing %s", path);
@@ -175,15 +174,31 @@ dp_status dp_st_commit(dp_st_out *o, const char *path, dp_error *err)
         goto done;
     }
     for (int i = 0; i < 8; i++) length[i] = (uint8_t)((uint64_t)strlen(header) >> (8 * i));
-    if ((st = dp_file_create(&f, path, err)) != DP_OK) goto done;
-    if ((st = dp_file_write(f, length, sizeof length, err)) != DP_OK) goto done;
-    if ((st = dp_file_write(f, header, strlen(header), err)) != DP_OK) goto done;
+    if ((st = dp_file_write(*f, length, sizeof length, err)) != DP_OK) goto done;
+    if ((st = dp_file_write(*f, header, strlen(header), err)) != DP_OK) goto done;
     for (int i = 0; i < o->n; i++)
-        if ((st = dp_file_write(f, order[i]->t.data, (size_t)order[i]->t.bytes, err)) != DP_OK) goto done;
-    st = dp_file_commit(&f, err);
+        if ((st = dp_file_write(*f, order[i]->t.data, (size_t)order[i]->t.bytes, err)) != DP_OK) goto done;
+    st = dp_file_commit(f, err);
 done:
-    dp_file_discard(&f);
     free(header);
     free(order);
+    return st;
+}
+
+dp_status dp_st_commit(dp_st_out *o, const char *path, dp_error *err)
+{
+    dp_file_out *f = NULL;
+    dp_status st = dp_file_create(&f, path, err);
+    if (!st) st = write_to(o, &f, path, err);
+    dp_file_discard(&f);
+    return st;
+}
+
+dp_status dp_st_commit_to(dp_st_out *o, int fd, dp_error *err)
+{
+    dp_file_out *f = NULL;
+    dp_status st = dp_file_into(&f, fd, err);
+    if (!st) st = write_to(o, &f, "a state", err);
+    dp_file_discard(&f);
     return st;
 }

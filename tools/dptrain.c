@@ -1,5 +1,6 @@
 /* dptrain: trains what a configuration describes. Everything that is hard is in the library; here are signals, exit
  * codes, commands. */
+#include "again.h"
 #include "run_report.h"
 #include "tool.h"
 #include <signal.h>
@@ -155,10 +156,12 @@ static int run(dp_config *c, const options *o, progress *p)
     dp_status s = dp_trainer_open(&t, NULL, NULL, NULL, c, progress_event, p, &err);
     int code = exit_code(s, 1);
     if (!s) {
+        if (!inspecting) again_begun(c);
         s = inspecting ? inspect(t, c, o, p, &err) : train(t, c, o, p, &err);
         code = exit_code(s, 0);
     }
     if (s) progress_error(p, &err);
+    if (t && !inspecting && again_wanted(c, s, &err)) again(t, &err, c, o);
     dp_trainer_close(t, NULL);
     return code;
 }

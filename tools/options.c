@@ -63,6 +63,7 @@ int options_parse(options *o, int argc, char **argv)
     memset(o, 0, sizeof *o);
     o->overrides = calloc((size_t)argc + 1, sizeof *o->overrides);
     if (!o->overrides) return wrong("%s", "out of memory");
+    o->program = argc > 0 ? argv[0] : "dptrain";
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
         if (with_value("--eval", argc, argv, &i, &o->eval)) {

@@ -6,7 +6,7 @@
 enum { EXIT_OK = 0, EXIT_RUN = 1, EXIT_USAGE = 2, EXIT_NONFINITE = 3, EXIT_SIGNAL = 128 };
 
 typedef struct options {
-    const char *config, *eval, *predict;
+    const char *program, *config, *eval, *predict;
     const char **overrides; /* "section.key=value", in order */
     int n_overrides;
     int check, resume, devices, keys, version, help, quiet;

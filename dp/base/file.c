@@ -165,6 +165,7 @@ dp_status dp_file_read(const char *path, int gunzip, int64_t max, uint8_t **data
 
 struct dp_file_out {
     int fd;
+    int lent;        /* the caller's descriptor: nothing to replace */
     int failed;      /* a write failed: nothing is committed any more */
     int64_t written; /* bytes so far */
     char *path, *temporary, *directory;
@@ -183,7 +184,7 @@ void dp_file_discard(dp_file_out **file)
 {
     dp_file_out *f = *file;
     if (!f) return;
-    if (f->fd >= 0) {
+    if (f->fd >= 0 && !f->lent) {
         close(f->fd);
         unlink(f->temporary);
     }
@@ -233,6 +234,18 @@ dp_status dp_file_create(dp_file_out **file, const char *path, dp_error *err)
     return s;
 }
 
+dp_status dp_file_into(dp_file_out **file, int fd, dp_error *err)
+{
+    dp_file_out *f = calloc(1, sizeof *f);
+    char name[48];
+    dp_format(name, sizeof name, "descriptor %d", fd);
+    *file = f;
+    if (f) f->fd = fd, f->lent = 1, f->path = strdup(name);
+    if (f && f->path) return DP_OK;
+    dp_file_discard(file);
+    return dp_fail(err, DP_ENOMEM, "Out of memory for writing to %s.", name);
+}
+
 /* write(2) over a size limit raises SIGXFSZ, which would end the host's process: it is held back on this thread for the call. */
 static ssize_t write_quietly(int fd, const void *data, size_t bytes)
 {
@@ -276,6 +289,10 @@ dp_status dp_file_commit(dp_file_out **file, dp_error *err)
     char shown[SHOWN];
     dp_file_out *f = *file;
     dp_status s = DP_OK;
+    if (f->lent) {
+        dp_file_discard(file);
+        return DP_OK;
+    }
     int dir = open(f->directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (f->failed)
         s = dp_fail(err, DP_EIO, "%s was not written: an earlier write to it failed.", dp_quote(shown, sizeof shown, f->path));

@@ -11,6 +11,8 @@ dp_status dp_file_read(const char *path, int gunzip, int64_t max, uint8_t **data
 /* Atomic replacement: write to a temporary name in the same directory, fsync, rename, fsync the directory. */
 typedef struct dp_file_out dp_file_out;
 dp_status dp_file_create(dp_file_out **f, const char *path, dp_error *err);
+/* The same into an open descriptor, which stays open: what is written is there at once, commit and discard only free. */
+dp_status dp_file_into(dp_file_out **f, int fd, dp_error *err);
 dp_status dp_file_write(dp_file_out *f, const void *data, size_t bytes,
                         dp_error *err);                   /* DP_ENOSPACE names path, bytes, reason */
 dp_status dp_file_commit(dp_file_out **f, dp_error *err); /* the file appears; frees */

@@ -2,7 +2,7 @@
  *
  * update = sliced: each slice from the device that stepped it. update = master, reduce = sliced: by scatter and all-gather, each device
  * its own slice from the master and every other slice from the device that has it, so that the master sends its parameters once, not
- * N - 1 times. Otherwise every device takes all from the master. A device's slice is read by the others, so with broadcast = always,
+ * N - 1 times. Otherwise, or through the host, every device takes all from the master. A device's slice is read by the others, so with broadcast = always,
  * where no reduction need lie between two arrivals, it takes a new one only when they have all of the last. */
 #include "internal.h"
 
@@ -22,12 +22,12 @@ static int from_master(const dp_engine *e)
 }
 static int by_slices(const dp_engine *e) /* scatter and all-gather */
 {
-    return from_master(e) && e->on.reduce == DP_REDUCE_SLICED && e->n > 1;
+    return from_master(e) && e->on.reduce == DP_REDUCE_SLICED && e->n > 1 && dp_all_read(e);
 }
 
 static dp_status take(dp_engine *e, dp_replica *r, int from, int64_t at, int64_t count, dp_error *err)
 {
-    return dp_fetch(r->w, r->param + at, e->replica[from].param + at, (size_t)count * 4, from, err);
+    return dp_take(e, r->w, r->param + at, from, e->replica[from].param + at, (size_t)count * 4, err);
 }
 
 static void begin(dp_engine *e, dp_replica *r, int b)
@@ -142,7 +142,7 @@ dp_status dp_arrive_buffers(dp_engine *e, dp_replica *r, uint64_t job, uint64_t 
     dp_lane_enter(r->w, DP_LANE_SHARE);
     dp_phase_begin(r->w, DP_PHASE_REPLICATE);
     if (committed) DP_TRY(dp_signal_wait(&e->committed, r->w, committed, "running statistics", err));
-    DP_TRY(dp_fetch(r->w, r->buffer, e->replica[0].buffer, bytes, 0, err));
+    DP_TRY(dp_take(e, r->w, r->buffer, 0, e->replica[0].buffer, bytes, err));
     return dp_signal_raise(&e->at[r->w->device].buffers, r->w, job, err);
 }
 

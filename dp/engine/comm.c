@@ -9,9 +9,13 @@ typedef struct stage_row {
 } stage_row;
 
 static const stage_row rows[DP_STAGES] = {
-    [DP_SUM] = {0, dp_sum_ready, dp_sum_bucket},          [DP_COLLECT] = {0, dp_collect_ready, dp_collect_bucket},
-    [DP_NORM] = {1, dp_norm_ready, dp_norm_all},          [DP_UPDATE] = {0, NULL, dp_update_bucket},
-    [DP_GATHER] = {0, dp_gather_ready, dp_gather_bucket}, [DP_REPORT] = {1, dp_norm_ready, dp_report_all},
+    [DP_OFFER] = {0, dp_offer_ready, dp_offer_bucket},
+    [DP_SUM] = {0, dp_sum_ready, dp_sum_bucket},
+    [DP_COLLECT] = {0, dp_collect_ready, dp_collect_bucket},
+    [DP_NORM] = {1, dp_norm_ready, dp_norm_all},
+    [DP_UPDATE] = {0, NULL, dp_update_bucket},
+    [DP_GATHER] = {0, dp_gather_ready, dp_gather_bucket},
+    [DP_REPORT] = {1, dp_norm_ready, dp_report_all},
 };
 
 void dp_stages_plan(dp_engine *e)
@@ -23,6 +27,7 @@ void dp_stages_plan(dp_engine *e)
         int collects = on->reduce == DP_REDUCE_SLICED && e->n > 1 &&
                        (on->update == DP_UPDATE_REPLICATED || (on->update == DP_UPDATE_MASTER && master));
         int sums = on->reduce != DP_REDUCE_MASTER || master;
+        if (!dp_all_read(e) && on->reduce != DP_REDUCE_TREE) s[n++] = (dp_stage){.kind = DP_OFFER, .early = DP_OVERLAP_REDUCE};
         if (sums) s[n++] = (dp_stage){.kind = DP_SUM, .reads = !collects, .early = DP_OVERLAP_REDUCE};
         if (collects) s[n++] = (dp_stage){.kind = DP_COLLECT, .reads = 1, .early = DP_OVERLAP_REDUCE};
         if (steps && !on->early) s[n++] = (dp_stage){.kind = DP_NORM, .after_all = 1, .early = DP_OVERLAP_ALL};

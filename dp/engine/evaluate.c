@@ -96,7 +96,14 @@ dp_status dp_engine_eval(dp_engine *e, const dp_batch *b, dp_result *r, dp_error
     if (!b->y.data) return dp_fail(err, DP_EARGUMENT, "An evaluation batch wants targets; y has no data.");
     DP_TRY(dp_count_targets(e, b->y, b->ids, &targets, err));
     double begin = dp_now();
-    dp_status status = run_all(e, b->x, b->y, NULL, r, err);
+    dp_error why;
+    const dp_result before = *r;
+    dp_status status = run_all(e, b->x, b->y, NULL, r, &why);
+    while (status && dp_recovered(e, &status, -1, NULL, &why)) {
+        *r = before;
+        status = run_all(e, b->x, b->y, NULL, r, &why);
+    }
+    if (status && err) *err = why;
     if (!status) r->seconds += dp_now() - begin;
     return status;
 }
@@ -109,5 +116,9 @@ dp_status dp_engine_predict(dp_engine *e, dp_rows x, float *out, size_t bytes, d
     size_t wanted = (size_t)(x.n * e->graph->node[e->graph->out].width) * 4;
     if (!out || bytes != wanted)
         return dp_fail(err, DP_EARGUMENT, "dp_engine_predict wants room for %zu bytes of output and got %zu.", wanted, bytes);
-    return run_all(e, x, none, out, NULL, err);
+    dp_error why;
+    dp_status status = run_all(e, x, none, out, NULL, &why);
+    while (status && dp_recovered(e, &status, -1, NULL, &why)) status = run_all(e, x, none, out, NULL, &why);
+    if (status && err) *err = why;
+    return status;
 }

@@ -16,6 +16,7 @@ enum { DP_BN_PRIMARY, DP_BN_MERGED, DP_BN_SYNC };                  /* " */
 
 typedef struct dp_switches { /* [devices], read once (switches.c) */
     int scatter_on_master, loss_on_master, broadcast_always, reduce, update, overlap, thread_per_step;
+    int through_host; /* transport = host */
     int shards, small_batch, stop_on_nan, bn_stats;
     int early; /* the update of a bucket need not wait for the norm of all: overlap = all, no clipping, on_nan = stop */
 } dp_switches;
@@ -49,7 +50,8 @@ typedef struct dp_step {
     uint64_t pooled;      /* number of pooled statistics before it (bn_stats = merged, sync); its own is one more */
     uint64_t part;        /* exchanges of batchnorm parts before it (bn_stats = sync) */
     double posted_at;
-    uint64_t *ids; /* (max rows) used when the batch has none; pinned */
+    uint64_t *ids;                /* (max rows) used when the batch has none; pinned */
+    struct dp_snapshot *snapshot; /* the state after it goes there, too; NULL: nowhere */
     /* By the workers: */
     dp_run *leaf_run;    /* (leaves) pinned; the worker of a leaf */
     dp_loss_sums *sums;  /* (leaves) pinned; the worker of a leaf, by copy */
@@ -77,8 +79,21 @@ typedef struct dp_gathered {  /* loss = master: on the master, of every device *
     void *target;
 } dp_gathered;
 
+/* mirror.c: what others read of a device, in host memory. */
+typedef struct dp_mirrored {
+    const void *memory; /* of the device */
+    char *host;
+    size_t bytes;
+    int own, locked; /* it has its host memory to itself; page-locked */
+} dp_mirrored;
+typedef struct dp_mirror {
+    dp_mirrored *range; /* none: all can read the device */
+    int n, room;
+    _Atomic int64_t published; /* bytes that went to the host for others; by its worker */
+} dp_mirror;
+
 /* One device's share of the communication of a step: stages, each over all buckets in its own order (comm.c). */
-typedef enum dp_stage_kind { DP_SUM, DP_COLLECT, DP_NORM, DP_UPDATE, DP_GATHER, DP_REPORT, DP_STAGES } dp_stage_kind;
+typedef enum dp_stage_kind { DP_OFFER, DP_SUM, DP_COLLECT, DP_NORM, DP_UPDATE, DP_GATHER, DP_REPORT, DP_STAGES } dp_stage_kind;
 typedef struct dp_stage {
     dp_stage_kind kind;
     int after_all; /* begins when the stage before is through, not bucket by bucket behind it */
@@ -90,6 +105,7 @@ typedef struct dp_stage {
 /* Signals of one device. The owner is that device's worker; the value of each says what has been reached. */
 typedef struct dp_device_signals {
     dp_signal *gradient; /* [bucket] reduction: its own contribution is complete */
+    dp_signal *offered;  /* [bucket] reduction: ... and lies in host memory for those who cannot read it on the device */
     dp_signal *sum;      /* [bucket] reduction: its part of the sum is there, and what that needed of others has been read */
     dp_signal *param;    /* [bucket] version: its part of the new parameters is there (update = master: the master's, all) */
     dp_signal *slice;    /* [bucket] job: it has taken its slice from the master (broadcast by scatter and all-gather) */
@@ -115,12 +131,44 @@ typedef struct dp_job_end { /* events; that of the last lane stands for all */
     dp_be_event *lane[DP_LANES];
 } dp_job_end;
 
+/* devices.on_device_failure = continue: what it takes to go back (snapshot.c). All of it is the caller's, but for a set that workers write
+ * until the batch that it belongs to has been waited for. */
+typedef struct dp_snapshot { /* the state between two windows, on the host; flat arrays as the engine's params lay them out */
+    float *param, *buffer, *m, *v;
+    dp_verdict *verdict;
+    int64_t batches; /* training batches before it */
+} dp_snapshot;
+typedef struct dp_kept_batch { /* the copy of a batch since then */
+    dp_batch batch;            /* points into memory */
+    double lr;
+    char *memory;
+    size_t room;
+} dp_kept_batch;
+typedef struct dp_keep {
+    const dp_backend *backend; /* that the sets came from */
+    dp_snapshot set[2];
+    size_t param_bytes, buffer_bytes;
+    int valid;     /* set[valid] can be gone back to; none yet while `stale` */
+    int taking;    /* a batch in flight writes the other one */
+    int stale;     /* values came from outside: a new one before the next batch */
+    int replaying; /* batches come from here; the results of those up to `returned` are known already */
+    int64_t returned;
+    int64_t every, windows; /* run.snapshot_every; windows closed since the last one was begun */
+    dp_kept_batch *batch;   /* ring: number set[valid].batches + i at (first + i) % room */
+    int room, first, n;
+    double *mean, *deviation; /* dp_engine_set_normalize's */
+    int channels;
+} dp_keep;
+
 struct dp_engine {
     dp_config *config;
     const dp_graph *graph;
+    int leaves;    /* that dp_engine_open_on was given */
+    dp_keep *keep; /* NULL: a failure ends the engine */
     dp_params *params;
     dp_group *group;
-    int n; /* devices */
+    const dp_backend *backend; /* the group's */
+    int n;                     /* devices */
     dp_replica *replica;
     dp_switches on;
     dp_optimizer optimizer;
@@ -129,7 +177,9 @@ struct dp_engine {
     dp_splitter splitter;
     int64_t max_rows, eval_rows; /* of a training batch; of an evaluation leaf */
     dp_gathered *gathered;
-    void *all_rows; /* scatter = master: the whole batch on the master */
+    uint8_t *reads;    /* [reader][owner] */
+    dp_mirror *mirror; /* [device] */
+    void *all_rows;    /* scatter = master: the whole batch on the master */
     size_t all_bytes;
     dp_bn_layer *bn;
     int n_bn, n_parts;            /* batchnorms; exchanges of a training step under sync */
@@ -162,9 +212,10 @@ struct dp_engine {
     double opened_at;
     dp_measured *measured; /* [device] */
     uint64_t epoch;        /* of the last batch */
-    int epoch_seen, warned_weak;
+    int epoch_seen, warned_weak, warned_unlocked;
     int64_t check_every, checked; /* updates between two checks of the replicas; at the last */
     double *link_rate;            /* [from][to] bytes per second; 0: not measured */
+    int64_t *link_before;         /* [from][to] bytes that moved before the engine went back to a snapshot */
     uint64_t *traced;             /* [device] records given out by dp_engine_trace */
     dp_device_stats *stats;
 };
@@ -190,6 +241,10 @@ typedef struct dp_walk {
 /* open.c: dp_engine_open with a backend of the caller's (NULL: by the names) and a forced number of leaves (0: by the settings). */
 dp_status dp_engine_open_on(dp_engine **e, const dp_graph *g, const dp_config *c, const dp_backend *backend, int leaves,
                             dp_error *err);
+/* Its two halves, for recover.c: devices with all that is on them, by config, graph and leaves; start leaves nothing when it fails. stop
+ * leaves params, and everything when a device hangs (DP_ETIMEOUT). */
+dp_status dp_engine_start(dp_engine *e, const dp_backend *backend, dp_error *err);
+dp_status dp_engine_stop(dp_engine *e, dp_error *err);
 /* switches.c */
 dp_status dp_switches_read(dp_engine *e, dp_error *err);
 void dp_stages_plan(dp_engine *e);
@@ -218,6 +273,20 @@ float *dp_leaf_statistics(dp_walk *k, int leaf);                               /
 dp_status dp_statistics_given(dp_walk *k, dp_error *err);                      /* all leaves of the device have run forward */
 dp_status dp_statistics_commit(dp_walk *k, dp_error *err);                     /* the master, at the end */
 
+/* mirror.c. publish: memory of this device that others are about to read, before the signal that says so, in its lane; counted: as bytes
+ * out. seen: where a reader finds it. take: copy from there. bring: a pointer that a kernel here may read, by a copy into slot `slot` of
+ * the lane's inbox if need be; counted as received. */
+dp_status dp_peers_look(dp_engine *e, dp_error *err); /* peers.c: who reads whom, tested */
+int dp_reads(const dp_engine *e, int reader, int owner);
+int dp_all_read(const dp_engine *e);
+dp_status dp_mirror_open(dp_engine *e, dp_worker *w, dp_error *err);
+void dp_mirror_close(dp_engine *e, dp_worker *w);
+dp_status dp_publish(dp_engine *e, dp_worker *w, const void *memory, size_t bytes, int counted, dp_error *err);
+const void *dp_seen(const dp_engine *e, int reader, int owner, const void *memory);
+dp_status dp_take(dp_engine *e, dp_worker *w, void *dst, int owner, const void *memory, size_t bytes, dp_error *err);
+dp_status dp_bring(dp_engine *e, dp_replica *r, const float **memory, int owner, int64_t count, int slot, dp_error *err);
+int64_t dp_engine_sent(const dp_engine *e, int device); /* bytes out */
+
 /* arrive.c: new parameters onto a replica, in the communication lane. */
 dp_status dp_arrive_buffers(dp_engine *e, dp_replica *r, uint64_t job, uint64_t committed, dp_error *err);
 /* The compute lane goes on only when `bucket` of this version is here. */
@@ -229,6 +298,8 @@ dp_status dp_arrive(dp_engine *e, dp_replica *r, dp_arrival *a, int bucket,
 /* comm.c: as far as it goes without waiting under `overlap`, or (all = 1) to the end. */
 dp_status dp_communicate(dp_walk *k, int all, dp_error *err);
 /* reduce.c, update.c: stages. ready: 1 when no wait would stop the thread. */
+int dp_offer_ready(const dp_walk *k, int b);
+dp_status dp_offer_bucket(dp_walk *k, int b, dp_error *err);
 int dp_sum_ready(const dp_walk *k, int b);
 dp_status dp_sum_bucket(dp_walk *k, int b, dp_error *err);
 int dp_collect_ready(const dp_walk *k, int b);
@@ -237,6 +308,7 @@ int dp_norm_ready(const dp_walk *k, int b);
 dp_status dp_norm_all(dp_walk *k, int b, dp_error *err);
 dp_status dp_report_all(dp_walk *k, int b, dp_error *err);
 dp_status dp_update_bucket(dp_walk *k, int b, dp_error *err);
+int dp_update_lane(const dp_engine *e); /* in which a device steps */
 int dp_gather_ready(const dp_walk *k, int b);
 dp_status dp_gather_bucket(dp_walk *k, int b, dp_error *err);
 /* Where device d's contribution to a reduction lies (NULL: it has none), where its part of the sum, where the result of a window. */
@@ -253,9 +325,33 @@ static inline int64_t dp_slice_at(const dp_engine *e, int b, int d)
     return e->params->bucket[b].offset + d * dp_slice_size(e, b);
 }
 
+/* open.c */
+void dp_engine_warn_unlocked(dp_engine *e); /* once: host memory could not be page-locked (P25) */
 /* balance.c */
 void dp_balance_warn(dp_engine *e);                  /* at open */
 void dp_balance_epoch(dp_engine *e, uint64_t epoch); /* before a batch of that epoch is cut */
+
+/* stats.c */
+const char *dp_engine_device_name(const dp_engine *e, int device, char *buf, size_t size); /* "cpu:0"; returns buf */
+
+/* snapshot.c */
+dp_status dp_keep_open(dp_engine *e, dp_error *err); /* by the settings: e->keep may stay NULL */
+void dp_keep_close(dp_keep *k);
+dp_status dp_keep_renew(dp_engine *e, dp_error *err);                    /* before a batch: a snapshot, if the last is stale */
+dp_status dp_keep_batch(dp_engine *e, const dp_batch *b, dp_error *err); /* a copy of it */
+const dp_kept_batch *dp_kept(const dp_keep *k, int64_t number);          /* training batch since the snapshot */
+dp_status dp_keep_normalize(dp_engine *e, const double *mean, const double *deviation, int n, dp_error *err);
+dp_snapshot *dp_snapshot_begin(dp_engine *e, int64_t batches, int last_of_window);      /* NULL: this batch takes none */
+dp_status dp_snapshot_take(dp_engine *e, dp_replica *r, dp_snapshot *s, dp_error *err); /* on the worker, behind the update */
+void dp_snapshot_taken(dp_engine *e);
+dp_status dp_keep_fit(dp_engine *e, const dp_params *before, dp_error *err); /* the snapshot into the layout of e->params */
+
+/* recover.c */
+/* After a failure that the config lets it survive: without that device, back at the snapshot, all batches since submitted again. 1: done,
+ * and the call can be repeated; *r (may be NULL) = the result of batch `wanted` (-1: all that were waited for, none is wanted). 0: *status and *err say why not. */
+int dp_recovered(dp_engine *e, dp_status *status, int64_t wanted, dp_result *r, dp_error *err);
+/* devices.use, .weights, .threads for the devices of e without one; c may be e's own */
+dp_status dp_config_without(dp_config *c, const dp_engine *e, int device, dp_error *err);
 
 /* check.c: devices.check_replicas */
 dp_status dp_check_replicas(dp_engine *e, dp_error *err);
@@ -267,8 +363,16 @@ dp_status dp_engine_check(dp_engine *e, const char *call, dp_error *err); /* DP_
 dp_status dp_count_targets(const dp_engine *e, dp_rows y, const uint64_t *ids, int64_t *targets, dp_error *err);
 dp_status dp_check_rows(const dp_engine *e, dp_rows x, dp_rows y, dp_error *err);
 /* result.c */
-dp_status dp_engine_job(dp_engine *e, dp_job job, dp_error *err); /* post, wait, book the timeline; failure sticks */
-void dp_engine_book(dp_engine *e, uint64_t job);                  /* timelines up to the end of that job into stats */
+dp_status dp_engine_job(dp_engine *e, dp_job job, dp_error *err);       /* post, wait, book the timeline; failure sticks */
+void dp_engine_book(dp_engine *e, uint64_t job);                        /* timelines up to the end of that job into stats */
+dp_status dp_wait_once(dp_engine *e, dp_result *result, dp_error *err); /* dp_engine_wait without a way back */
+
+/* weights.c: the whole state between the host and wherever it lies; `out`: from the devices. NULL arrays are left out. */
+typedef struct dp_host_state {
+    float *param, *buffer, *m, *v;
+    dp_verdict verdict;
+} dp_host_state;
+dp_status dp_engine_move(dp_engine *e, dp_host_state *h, int out, int with_state, dp_error *err);
 
 /* transfer.c: between devices' memory and the host, behind everything in flight. */
 dp_status dp_engine_settle(dp_engine *e, dp_error *err); /* all replicas get the newest parameters */

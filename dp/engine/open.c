@@ -92,6 +92,31 @@ static dp_status open_gathered(dp_engine *e, dp_worker *w, dp_error *err)
     return DP_OK;
 }
 
+/* Room for what a device has to copy before its kernels can read it. */
+static void size_inbox(const dp_engine *e, int me, dp_replica_options *o)
+{
+    int64_t bucket = 0, channels = 0;
+    int all = 1;
+    for (int d = 0; d < e->n; d++) all &= dp_reads(e, me, d);
+    if (all) return;
+    for (int b = 0; b < e->params->n_buckets; b++)
+        if (e->params->bucket[b].count > bucket) bucket = e->params->bucket[b].count;
+    for (int i = 0; i < e->n_bn; i++)
+        if (e->bn[i].channels > channels) channels = e->bn[i].channels;
+    o->inbox_slot[DP_LANE_REDUCE] = e->on.reduce == DP_REDUCE_SLICED ? bucket / e->n : bucket;
+    o->inbox_slots[DP_LANE_REDUCE] = e->on.reduce == DP_REDUCE_TREE ? 1 : e->n - 1;
+    if (e->on.bn_stats == DP_BN_PRIMARY || !e->n_bn) return;
+    int64_t part = (2 * channels + 15) / 16 * 16, buffers = me ? 0 : e->params->buffer_count;
+    o->inbox_slot[DP_LANE_COMPUTE] = part > buffers ? part : buffers;
+    o->inbox_slots[DP_LANE_COMPUTE] = e->splitter.leaves > e->n ? e->splitter.leaves : e->n;
+}
+
+static dp_status open_mirror(void *user, dp_worker *w, uint64_t seq, dp_error *err)
+{
+    (void)seq;
+    return dp_mirror_open(*(dp_engine **)user, w, err);
+}
+
 static dp_status open_replica(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 {
     dp_engine *e = *(dp_engine **)user;
@@ -102,11 +127,6 @@ static dp_status open_replica(void *user, dp_worker *w, uint64_t seq, dp_error *
     dp_split_plan(&s, &e->splitter, e->max_rows);
     leaves = s.begin[w->device + 1] - s.begin[w->device];
     for (int n = 1; n < leaves; n *= 2) slots++;
-    for (int d = 0; d < e->n; d++)
-        if (!e->group->backend->reads_peer(w->be, e->group->worker[d].be) && d != w->device)
-            return dp_fail(err, DP_EDEVICE,
-                           "Device %d cannot read the memory of device %d, and staging through the host is not built in.",
-                           w->device, d);
     dp_replica_options o = {.graph = e->graph,
                             .params = e->params,
                             .capacity = dp_split_capacity(&e->splitter, e->max_rows),
@@ -119,6 +139,7 @@ static dp_status open_replica(void *user, dp_worker *w, uint64_t seq, dp_error *
                             .state_slices = e->on.update == DP_UPDATE_SLICED ? e->n : 1,
                             .leaf_stats = e->on.bn_stats != DP_BN_PRIMARY ? leaves : 0,
                             .targets_per_row = e->targets_per_row};
+    size_inbox(e, w->device, &o);
     DP_TRY(dp_replica_open(r, w, &o, err));
     if (w->device == 0) DP_TRY(open_gathered(e, w, err));
     DP_TRY(dp_signals_open(e, w, err));
@@ -130,8 +151,11 @@ static dp_status open_replica(void *user, dp_worker *w, uint64_t seq, dp_error *
 static dp_status settle(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 {
     double begin = dp_now();
+    dp_status status;
     (void)user, (void)seq, (void)err;
-    while (dp_finish_stream(w, NULL) == DP_ETIMEOUT && dp_now() - begin < 10) continue;
+    do status = dp_finish_stream(w, NULL);
+    while (status == DP_ETIMEOUT && dp_now() - begin < 10 && !atomic_load(&w->group->leaving));
+    if (status == DP_EDEVICE_LOST) atomic_store(&w->lost, 1);
     return DP_OK;
 }
 
@@ -142,7 +166,7 @@ static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error 
     int d = w->device;
     dp_replica *r = &e->replica[d];
     (void)seq, (void)err;
-    if (d == 0 && e->gathered && r->w) {
+    if (d == 0 && e->gathered && r->w && !dp_lost(w)) {
         size_t bytes = (size_t)(r->capacity * e->graph->node[e->graph->out].width) * 4;
         for (int i = 0; i < e->n; i++) {
             b->free(w->be, DP_MEM_STAGING, e->gathered[i].target, r->y_bytes);
@@ -151,6 +175,7 @@ static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error 
         }
         b->free(w->be, DP_MEM_STAGING, e->all_rows, e->all_bytes);
     }
+    dp_mirror_close(e, w);
     dp_signals_close(e, w);
     dp_replica_close(r);
     return DP_OK;
@@ -160,7 +185,7 @@ static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error 
 
 static dp_status pinned(dp_engine *e, size_t bytes, void **p, dp_error *err)
 {
-    DP_TRY(e->group->backend->alloc_pinned(bytes, p, err));
+    DP_TRY(dp_group_pinned(e->group, bytes, p, err));
     memset(*p, 0, bytes);
     return DP_OK;
 }
@@ -192,16 +217,16 @@ static dp_status open_steps(dp_engine *e, dp_error *err)
 
 static void close_steps(dp_engine *e)
 {
-    const dp_backend *b = e->group->backend;
+    dp_group *g = e->group;
     for (int i = 0; i < DP_STEPS; i++) {
         dp_step *s = &e->step[i];
-        b->free_pinned(s->ids, (size_t)e->max_rows * 8);
-        b->free_pinned(s->leaf_run, RUNS_BYTES);
-        b->free_pinned(s->sums, SUMS_BYTES);
-        b->free_pinned(s->verdict, 2 * sizeof *s->verdict);
+        dp_group_unpinned(g, s->ids, (size_t)e->max_rows * 8);
+        dp_group_unpinned(g, s->leaf_run, RUNS_BYTES);
+        dp_group_unpinned(g, s->sums, SUMS_BYTES);
+        dp_group_unpinned(g, s->verdict, 2 * sizeof *s->verdict);
     }
-    b->free_pinned(e->pass.leaf_run, RUNS_BYTES);
-    b->free_pinned(e->pass.sums, SUMS_BYTES);
+    dp_group_unpinned(g, e->pass.leaf_run, RUNS_BYTES);
+    dp_group_unpinned(g, e->pass.sums, SUMS_BYTES);
 }
 
 /* Seeded values onto the master; the others pull them with their first job. */
@@ -225,6 +250,14 @@ done:
     free(param);
     free(buffer);
     return status;
+}
+
+void dp_engine_warn_unlocked(dp_engine *e)
+{
+    if (!e->group->unlocked || e->warned_unlocked) return;
+    e->warned_unlocked = 1;
+    dp_log(e->config, DP_LOG_WARN, "%.1f MB of host memory could not be page-locked; copies from there are slower.",
+           (double)e->group->unlocked / 1e6);
 }
 
 /* Parameters that cannot learn (P72). */
@@ -255,14 +288,47 @@ static dp_status allocate_tables(dp_engine *e, dp_error *err)
     e->gathered = dp_calloc(n, sizeof *e->gathered);
     e->stats = dp_calloc(n, sizeof *e->stats);
     e->link_rate = dp_calloc(n * n, sizeof *e->link_rate);
+    e->link_before = dp_calloc(n * n, sizeof *e->link_before);
     e->traced = dp_calloc(n, sizeof *e->traced);
     e->measured = dp_calloc(n, sizeof *e->measured);
+    e->reads = dp_calloc(n * n, 1);
+    e->mirror = dp_calloc(n, sizeof *e->mirror);
     e->bn = dp_calloc((size_t)e->graph->n_nodes, sizeof *e->bn);
     if (e->bn) e->n_bn = dp_batchnorms(e->graph, e->params, e->bn);
-    if (e->bn && e->measured && e->at && e->ended && e->gathered && e->stats && e->link_rate && e->traced)
+    if (e->reads && e->mirror && e->bn && e->measured && e->at && e->ended && e->gathered && e->stats && e->link_rate &&
+        e->link_before && e->traced)
         e->replica = dp_calloc(n, sizeof *e->replica); /* last: close takes it as the sign that all are there */
     if (!e->replica) return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
     return DP_OK;
+}
+
+dp_status dp_engine_start(dp_engine *e, const dp_backend *backend, dp_error *err)
+{
+    const dp_config *c = e->config;
+    dp_status status;
+    e->pass.engine = e;
+    DP_TRY(dp_switches_read(e, err));
+    e->targets_per_row = e->loss.kind == DP_LOSS_MSE ? e->loss.classes : e->loss.groups;
+    DP_TRY(dp_group_open_on(&e->group, c, backend, dp_config_int(c, "data.batch_size"), err));
+    e->n = e->group->n;
+    e->backend = e->group->backend;
+    for (int d = 0; d < e->n; d++) e->group->worker[d].timeline.by_layer = dp_config_choice(c, "run.trace") == 2;
+    if ((status = read_split(e, e->leaves, err))) goto fail;
+    if ((status = dp_params_open(&e->params, e->graph, c, e->n, err))) goto fail;
+    if ((status = allocate_tables(e, err))) goto fail;
+    if ((status = dp_peers_look(e, err))) goto fail;
+    dp_stages_plan(e);
+    if ((status = dp_group_call(e->group, (dp_job){.run = open_replica, .user = &e->pass}, err))) goto fail;
+    e->n_parts = dp_plan_exchanges(e->replica[0].plan);
+    if ((status = dp_group_call(e->group, (dp_job){.run = open_mirror, .user = &e->pass}, err))) goto fail;
+    if ((status = open_steps(e, err))) goto fail;
+    return DP_OK;
+fail:
+    if (dp_engine_stop(e, NULL) == DP_OK) {
+        dp_params_free(e->params);
+        e->params = NULL;
+    }
+    return status;
 }
 
 dp_status dp_engine_open_on(dp_engine **out, const dp_graph *g, const dp_config *c, const dp_backend *backend, int leaves,
@@ -277,24 +343,14 @@ dp_status dp_engine_open_on(dp_engine **out, const dp_graph *g, const dp_config 
         return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
     }
     e->graph = g;
-    e->pass.engine = e;
-    if ((status = dp_switches_read(e, err))) goto fail;
+    e->leaves = leaves;
     e->opened_at = dp_now();
-    e->targets_per_row = e->loss.kind == DP_LOSS_MSE ? e->loss.classes : e->loss.groups;
-    status = dp_group_open_on(&e->group, e->config, backend, dp_config_int(c, "data.batch_size"), err);
-    if (status) goto fail;
-    e->n = e->group->n;
-    for (int d = 0; d < e->n; d++) e->group->worker[d].timeline.by_layer = dp_config_choice(c, "run.trace") == 2;
-    if ((status = read_split(e, leaves, err))) goto fail;
-    if ((status = dp_params_open(&e->params, g, c, e->n, err))) goto fail;
-    if ((status = allocate_tables(e, err))) goto fail;
-    dp_stages_plan(e);
-    if ((status = dp_group_call(e->group, (dp_job){.run = open_replica, .user = &e->pass}, err))) goto fail;
-    e->n_parts = dp_plan_exchanges(e->replica[0].plan);
-    if ((status = open_steps(e, err))) goto fail;
+    if ((status = dp_engine_start(e, backend, err))) goto fail;
+    if ((status = dp_keep_open(e, err))) goto fail;
     if ((status = start_values(e, err))) goto fail;
     warn_unused(e);
     dp_balance_warn(e);
+    dp_engine_warn_unlocked(e);
     *out = e;
     return DP_OK;
 fail:
@@ -309,32 +365,70 @@ dp_status dp_engine_open(dp_engine **e, const dp_graph *g, const dp_config *c, d
     return dp_engine_open_on(e, g, c, NULL, 0, err);
 }
 
-dp_status dp_engine_close(dp_engine *e, dp_error *err)
+/* What stays behind of devices that are lost. */
+static void say_lost(const dp_engine *e)
 {
-    if (!e) return DP_OK;
+    for (int d = 0; d < e->n; d++) {
+        if (!dp_lost(&e->group->worker[d])) continue;
+        dp_be_device *be = e->group->worker[d].be;
+        const dp_memory *m = be ? e->group->backend->memory(be) : NULL;
+        double bytes = 0;
+        char name[32];
+        for (int i = 0; m && i < DP_MEM_CLASSES; i++) bytes += (double)__atomic_load_n(&m->live[i], __ATOMIC_RELAXED);
+        dp_log(e->config, DP_LOG_WARN,
+               "%s is lost: nothing of it was touched again; %.1f MB on it, and what its driver holds, stay until the process "
+               "ends.",
+               dp_engine_device_name(e, d, name, sizeof name), bytes / 1e6);
+    }
+}
+
+dp_status dp_engine_stop(dp_engine *e, dp_error *err)
+{
     dp_status status = DP_OK;
+    dp_error why;
     if (e->group) {
         if (!e->failed && e->submitted > e->waited) /* by its own time limit, which knows progress */
             dp_group_wait(e->group, e->step[(e->submitted - 1) % DP_STEPS].job, NULL);
         if (e->replica) { /* memory goes where it came from: on its worker's thread */
-            status = dp_group_closing(e->group, (dp_job){.run = settle, .user = &e->pass}, err);
-            if (!status) status = dp_group_closing(e->group, (dp_job){.run = close_replica, .user = &e->pass}, err);
-            if (status) return status; /* a worker is stuck in there: all of this stays */
+            status = dp_group_closing(e->group, (dp_job){.run = settle, .user = &e->pass}, &why);
+            if (!status) status = dp_group_closing(e->group, (dp_job){.run = close_replica, .user = &e->pass}, &why);
+            if (status) { /* a worker is stuck in there: all of this stays */
+                dp_group_leave(e->group);
+                dp_log(e->config, DP_LOG_WARN, "%s", why.text);
+                if (err) *err = why;
+                return status;
+            }
+            say_lost(e);
         }
         close_steps(e);
-        if ((status = dp_group_close(e->group, err))) return status;
+        DP_TRY(dp_group_close(e->group, err));
     }
-    dp_params_free(e->params);
-    dp_config_free(e->config);
+    e->group = NULL;
     free(e->replica);
     free(e->at);
     free(e->bn);
     free(e->ended);
     free(e->link_rate);
+    free(e->link_before);
     free(e->traced);
     free(e->measured);
+    free(e->reads);
+    free(e->mirror);
     free(e->gathered);
     free(e->stats);
+    e->replica = NULL, e->at = NULL, e->bn = NULL, e->ended = NULL, e->link_rate = NULL, e->link_before = NULL;
+    e->traced = NULL, e->measured = NULL, e->reads = NULL, e->mirror = NULL, e->gathered = NULL, e->stats = NULL;
+    e->n = 0;
+    return DP_OK;
+}
+
+dp_status dp_engine_close(dp_engine *e, dp_error *err)
+{
+    if (!e) return DP_OK;
+    DP_TRY(dp_engine_stop(e, err));
+    dp_params_free(e->params);
+    dp_keep_close(e->keep);
+    dp_config_free(e->config);
     free(e);
     return DP_OK;
 }

@@ -47,6 +47,37 @@ static int right_subtree(int first, int n, int root) /* the largest node that be
     return root > first + half ? right_subtree(first + half, n - half, root) : right_subtree(first, half, root);
 }
 
+/* What others add of this device's gradient, for those who cannot read it here. */
+int dp_offer_ready(const dp_walk *k, int b)
+{
+    return dp_signal_ready(&k->e->at[k->me].gradient[b], k->step->reduction);
+}
+
+dp_status dp_offer_bucket(dp_walk *k, int b, dp_error *err)
+{
+    dp_engine *e = k->e;
+    dp_worker *w = k->r->w;
+    const float *given = dp_given(k, k->me);
+    const dp_bucket *bucket = &e->params->bucket[b];
+    dp_lane_enter(w, DP_LANE_REDUCE);
+    dp_phase_idle(w);
+    DP_TRY(dp_signal_wait(&e->at[k->me].gradient[b], w, k->step->reduction, "its own gradient", err));
+    dp_phase_begin(w, DP_PHASE_REDUCE);
+    dp_phase_bucket(w, b);
+    if (given && e->on.reduce == DP_REDUCE_MASTER && k->me != 0)
+        DP_TRY(dp_publish(e, w, given + bucket->offset, (size_t)bucket->count * 4, 1, err));
+    for (int d = 0; given && e->on.reduce == DP_REDUCE_SLICED && d < e->n; d++) /* the slice of each who wants it from there */
+        if (!dp_reads(e, d, k->me))
+            DP_TRY(dp_publish(e, w, given + dp_slice_at(e, b, d), (size_t)dp_slice_size(e, b) * 4, 1, err));
+    return dp_signal_raise(&e->at[k->me].offered[b], w, k->step->reduction, err);
+}
+
+/* The signal behind which device d's contribution can be taken here. */
+static dp_signal *given_signal(const dp_walk *k, int d, int b)
+{
+    return dp_reads(k->e, k->me, d) ? &k->e->at[d].gradient[b] : &k->e->at[d].offered[b];
+}
+
 int dp_sum_ready(const dp_walk *k, int b)
 {
     const dp_engine *e = k->e;
@@ -59,14 +90,8 @@ int dp_sum_ready(const dp_walk *k, int b)
         return 1;
     }
     for (int d = 0; d < e->n; d++)
-        if (d != k->me && !dp_signal_ready(&e->at[d].gradient[b], k->step->reduction)) return 0;
+        if (d != k->me && !dp_signal_ready(given_signal(k, d, b), k->step->reduction)) return 0;
     return 1;
-}
-
-static void count_received(dp_replica *r, const float *const *src, int n, int64_t count)
-{
-    for (int d = 0; d < n; d++)
-        if (d != r->w->device && src[d]) dp_phase_bytes(r->w, count * 4, d);
 }
 
 static dp_status sum_all(dp_walk *k, int b, int64_t at, int64_t count, dp_error *err)
@@ -76,11 +101,12 @@ static dp_status sum_all(dp_walk *k, int b, int64_t at, int64_t count, dp_error 
     for (int d = 0; d < e->n; d++) {
         src[d] = dp_given(k, d);
         if (src[d]) src[d] += at;
-        if (d != k->me) DP_TRY(dp_signal_wait(&e->at[d].gradient[b], k->r->w, k->step->reduction, "a device's gradient", err));
+        if (d != k->me) DP_TRY(dp_signal_wait(given_signal(k, d, b), k->r->w, k->step->reduction, "a device's gradient", err));
     }
     dp_phase_begin(k->r->w, DP_PHASE_REDUCE);
     dp_phase_bucket(k->r->w, b);
-    count_received(k->r, src, e->n, count);
+    for (int d = 0, slot = 0; d < e->n; d++)
+        if (d != k->me) DP_TRY(dp_bring(e, k->r, &src[d], d, count, slot++, err));
     return dp_sum(k->r->w, dp_summed(k, k->me) + at, src, e->n, count, err);
 }
 
@@ -96,7 +122,7 @@ static dp_status sum_tree(dp_walk *k, int b, int64_t at, int64_t count, dp_error
         dp_phase_bucket(k->r->w, b);
         if (!gives_any(k, c, right_subtree(0, e->n, c))) continue;
         const float *pair[2] = {mine ? sum : NULL, dp_summed(k, c) + at};
-        dp_phase_bytes(k->r->w, count * 4, c);
+        DP_TRY(dp_bring(e, k->r, &pair[1], c, count, 0, err));
         DP_TRY(dp_sum(k->r->w, sum, pair, 2, count, err));
         mine = 1;
     }
@@ -129,7 +155,13 @@ dp_status dp_sum_bucket(dp_walk *k, int b, dp_error *err)
         double *sums = r->chunk_sums[k->step->reduction % 2] + at / DP_CHUNK;
         dp_status status = r->b->sumsq(r->w->stream, dp_final(e, k->step, k->me) + at, count, sums);
         if (status) return dp_fail(err, status, "The norm of the gradient failed (%s).", dp_status_name(status));
+        if (sliced) DP_TRY(dp_publish(e, r->w, sums, (size_t)(count / DP_CHUNK) * 8, 0, err));
     }
+    if (e->on.reduce == DP_REDUCE_TREE && k->me != 0)
+        DP_TRY(dp_publish(e, r->w, dp_summed(k, k->me) + at, (size_t)count * 4, 1, err));
+    int collected = e->on.update == DP_UPDATE_REPLICATED || (e->on.update == DP_UPDATE_MASTER && k->me != 0);
+    if (sliced && collected && k->step->update)
+        DP_TRY(dp_publish(e, r->w, dp_final(e, k->step, k->me) + at, (size_t)count * 4, 1, err));
     return dp_signal_raise(&e->at[k->me].sum[b], r->w, k->step->reduction, err);
 }
 
@@ -153,7 +185,7 @@ dp_status dp_collect_bucket(dp_walk *k, int b, dp_error *err)
     for (int i = 1; i < e->n; i++) {
         int d = (k->me + i) % e->n; /* not all from the same one at once */
         int64_t at = dp_slice_at(e, b, d);
-        DP_TRY(dp_fetch(w, dp_final(e, k->step, k->me) + at, dp_final(e, k->step, d) + at, bytes, d, err));
+        DP_TRY(dp_take(e, w, dp_final(e, k->step, k->me) + at, d, dp_final(e, k->step, d) + at, bytes, err));
     }
     return DP_OK;
 }

@@ -113,12 +113,10 @@ static dp_status non_finite(dp_engine *e, const dp_step *s, dp_result *r, dp_err
     return DP_ENONFINITE;
 }
 
-dp_status dp_engine_wait(dp_engine *e, dp_result *result, dp_error *err)
+dp_status dp_wait_once(dp_engine *e, dp_result *result, dp_error *err)
 {
     dp_result r = {0};
     int finite = 1;
-    DP_TRY(dp_engine_check(e, "dp_engine_wait", err));
-    if (e->submitted == e->waited) return dp_fail(err, DP_EARGUMENT, "Nothing is in flight; call dp_engine_submit first.");
     const dp_step *s = &e->step[e->waited % DP_STEPS];
     dp_status status = dp_group_wait(e->group, s->job, err);
     if (status) {
@@ -127,6 +125,7 @@ dp_status dp_engine_wait(dp_engine *e, dp_result *result, dp_error *err)
         return status;
     }
     e->waited++;
+    if (s->snapshot) dp_snapshot_taken(e);
     dp_engine_book(e, s->job);
     for (int d = 0; d < e->n; d++) {
         e->stats[d].steps++;
@@ -158,6 +157,18 @@ dp_status dp_engine_wait(dp_engine *e, dp_result *result, dp_error *err)
     if (e->check_every && e->updates >= e->checked + e->check_every) DP_TRY(dp_check_replicas(e, err));
     if (result) *result = r;
     return DP_OK;
+}
+
+dp_status dp_engine_wait(dp_engine *e, dp_result *result, dp_error *err)
+{
+    dp_error why;
+    DP_TRY(dp_engine_check(e, "dp_engine_wait", err));
+    if (e->submitted == e->waited) return dp_fail(err, DP_EARGUMENT, "Nothing is in flight; call dp_engine_submit first.");
+    int64_t wanted = e->first_batch + (int64_t)e->waited;
+    dp_status status = dp_wait_once(e, result, &why);
+    if (status && dp_recovered(e, &status, wanted, result, &why)) return DP_OK;
+    if (status && err) *err = why;
+    return status;
 }
 
 dp_status dp_engine_step(dp_engine *e, const dp_batch *b, dp_result *r, dp_error *err)

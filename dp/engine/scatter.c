@@ -28,6 +28,7 @@ dp_status dp_scatter_rows(dp_walk *k, dp_error *err)
         DP_TRY(dp_signal_wait(&e->at[d].rows, k->r->w, k->step->rows_before, "a device's rows", err));
     dp_phase_begin(k->r->w, DP_PHASE_UPLOAD);
     DP_TRY(dp_fetch(k->r->w, e->all_rows, x.data, (size_t)x.n * row_bytes(x), -1, err));
+    DP_TRY(dp_publish(e, k->r->w, e->all_rows, (size_t)x.n * row_bytes(x), 1, err));
     return dp_signal_raise(&e->at[0].rows, k->r->w, k->step->job, err);
 }
 
@@ -40,7 +41,7 @@ dp_status dp_scatter_take(dp_walk *k, int leaf, dp_rows x, dp_error *err)
     dp_phase_begin(w, DP_PHASE_SCATTER);
     if (k->me != 0) {
         DP_TRY(dp_signal_wait(&e->at[0].rows, w, k->step->job, "the master's batch", err));
-        return dp_fetch(w, k->r->x, from, bytes, 0, err);
+        return dp_take(e, w, k->r->x, 0, from, bytes, err);
     }
     dp_status status = k->r->b->copy(w->stream, k->r->x, from, bytes);
     return status ? dp_fail(err, status, "A copy of %zu bytes failed.", bytes) : DP_OK;
@@ -68,13 +69,15 @@ dp_status dp_loss_serve(dp_walk *k, int round, dp_error *err)
         const float *output = dp_plan_output(e->replica[d].plan);
         if (d != 0) {
             DP_TRY(dp_signal_wait(&e->at[d].output, w, round_value(k, round), "a device's outputs", err));
-            DP_TRY(dp_fetch(w, at->output, output, (size_t)(l->rows * width) * 4, d, err));
+            DP_TRY(dp_take(e, w, at->output, d, output, (size_t)(l->rows * width) * 4, err));
             output = at->output;
         }
         DP_TRY(dp_fetch(w, at->target, y.data, (size_t)(y.n * y.width) * dp_dtype_size(y.dtype), -1, err));
         dp_phase_begin(w, DP_PHASE_LOSS);
         DP_TRY(dp_leaf_loss(k, leaf, output, at->target, d ? at->gradient : dp_plan_output_grad(k->r->plan), err));
-        if (d != 0) DP_TRY(dp_signal_raise(&e->at[d].loss, w, round_value(k, round), err));
+        if (d == 0) continue;
+        DP_TRY(dp_publish(e, w, at->gradient, (size_t)(l->rows * width) * 4, 1, err));
+        DP_TRY(dp_signal_raise(&e->at[d].loss, w, round_value(k, round), err));
     }
     return DP_OK;
 }
@@ -86,7 +89,8 @@ dp_status dp_loss_by_master(dp_walk *k, int leaf, dp_error *err)
     int64_t rows = k->step->split.leaf[leaf].rows, width = e->graph->node[e->graph->out].width;
     if (k->me == 0) return dp_loss_serve(k, k->round, err);
     dp_phase_begin(r->w, DP_PHASE_SCATTER);
+    DP_TRY(dp_publish(e, r->w, dp_plan_output(r->plan), (size_t)(rows * width) * 4, 1, err));
     DP_TRY(dp_signal_raise(&e->at[k->me].output, r->w, round_value(k, k->round), err));
     DP_TRY(dp_signal_wait(&e->at[k->me].loss, r->w, round_value(k, k->round), "the master's loss", err));
-    return dp_fetch(r->w, dp_plan_output_grad(r->plan), e->gathered[k->me].gradient, (size_t)(rows * width) * 4, 0, err);
+    return dp_take(e, r->w, dp_plan_output_grad(r->plan), 0, e->gathered[k->me].gradient, (size_t)(rows * width) * 4, err);
 }

@@ -2,11 +2,11 @@
 #include "internal.h"
 #include <stdlib.h>
 
-enum { BY_BUCKET = 5, SINGLE = 8 };
+enum { BY_BUCKET = 6, SINGLE = 8 };
 
 static void list(dp_device_signals *s, dp_signal ***by_bucket, dp_signal **single)
 {
-    dp_signal **b[BY_BUCKET] = {&s->gradient, &s->sum, &s->param, &s->slice, &s->here};
+    dp_signal **b[BY_BUCKET] = {&s->gradient, &s->offered, &s->sum, &s->param, &s->slice, &s->here};
     dp_signal *o[SINGLE] = {&s->read, &s->taken, &s->rows, &s->output, &s->loss, &s->part, &s->buffers, &s->stats};
     for (int i = 0; i < BY_BUCKET; i++) by_bucket[i] = b[i];
     for (int i = 0; i < SINGLE; i++) single[i] = o[i];
@@ -49,7 +49,7 @@ void dp_signals_close(dp_engine *e, dp_worker *w)
     for (int i = 0; i < DP_JOBS; i++) {
         dp_job_end *end = &e->ended[w->device * DP_JOBS + i];
         for (int lane = 0; lane < DP_LANES; lane++)
-            if (end->lane[lane]) e->group->backend->event_close(end->lane[lane]);
+            if (end->lane[lane] && !dp_lost(w)) e->group->backend->event_close(end->lane[lane]);
     }
     if (w->device != 0) return;
     for (int d = 1; d < e->n; d++) dp_signal_close(&e->at[d].loss, w);

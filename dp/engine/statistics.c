@@ -21,17 +21,20 @@ dp_status dp_sync_part(dp_walk *k, int channels, int backward, dp_error *err)
     int64_t rows[DP_MAX_DEVICES], floats = (2 * channels + 15) / 16 * 16;
     uint64_t number = k->step->part + (uint64_t)++k->part;
     int phase = backward ? DP_PHASE_BACKWARD : DP_PHASE_FORWARD, n = 0;
+    DP_TRY(dp_publish(e, w, dp_plan_part(k->r->plan, number), (size_t)floats * 4, 1, err));
     DP_TRY(dp_signal_raise(&e->at[k->me].part, w, number, err));
+    dp_phase_idle(w);
+    for (int d = 0; d < e->n; d++)
+        if (d != k->me && leaf_of(&k->step->split, d) >= 0)
+            DP_TRY(dp_signal_wait(&e->at[d].part, w, number, "a device's part of the statistics", err));
     dp_phase_begin(w, DP_PHASE_SHARE);
     for (int d = 0; d < e->n; d++) {
         int leaf = leaf_of(&k->step->split, d);
         if (leaf < 0) continue;
-        if (d != k->me) {
-            DP_TRY(dp_signal_wait(&e->at[d].part, w, number, "a device's part of the statistics", err));
-            dp_phase_bytes(w, 2 * channels * 4, d);
-        }
         rows[n] = k->step->split.leaf[leaf].rows;
-        part[n++] = dp_plan_part(e->replica[d].plan, number);
+        part[n] = dp_plan_part(e->replica[d].plan, number);
+        DP_TRY(dp_bring(e, k->r, &part[n], d, floats, n, err));
+        n++;
     }
     float *whole = dp_plan_whole(k->r->plan);
     dp_status status = backward ? dp_sum(w, whole, part, n, floats, err)
@@ -55,6 +58,10 @@ float *dp_leaf_statistics(dp_walk *k, int leaf)
 dp_status dp_statistics_given(dp_walk *k, dp_error *err)
 {
     if (!k->e->n_bn || k->e->on.bn_stats == DP_BN_PRIMARY) return DP_OK;
+    const dp_split *s = &k->step->split;
+    for (int i = s->begin[k->me]; k->me && i < s->begin[k->me + 1]; i++)
+        if (s->leaf[i].rows)
+            DP_TRY(dp_publish(k->e, k->r->w, dp_leaf_statistics(k, i), (size_t)k->e->params->buffer_count * 4, 1, err));
     return dp_signal_raise(&k->e->at[k->me].stats, k->r->w, k->step->pooled + 1, err);
 }
 
@@ -71,9 +78,10 @@ static dp_status merge(dp_walk *k, dp_error *err)
         for (int i = s->begin[d]; i < s->begin[d + 1]; i++) {
             if (!s->leaf[i].rows) continue;
             if (d && !there++) DP_TRY(dp_signal_wait(&e->at[d].stats, r->w, k->step->pooled + 1, "a device's statistics", err));
-            if (d) dp_phase_bytes(r->w, e->params->buffer_count * 4, d);
             rows[n] = s->leaf[i].rows;
-            leaf[n++] = e->replica[d].leaf_stats[2 * (i - s->begin[d]) + (int)(k->step->pooled % 2)];
+            leaf[n] = e->replica[d].leaf_stats[2 * (i - s->begin[d]) + (int)(k->step->pooled % 2)];
+            DP_TRY(dp_bring(e, r, &leaf[n], d, e->params->buffer_count, n, err));
+            n++;
         }
     }
     if (!n) return DP_OK;
@@ -94,6 +102,7 @@ dp_status dp_statistics_commit(dp_walk *k, dp_error *err)
         DP_TRY(dp_signal_wait(&e->at[d].taken, r->w, k->step->job, "a device's running statistics", err));
     dp_status status = r->b->copy(r->w->stream, r->buffer, r->shadow, (size_t)e->params->buffer_count * 4);
     if (status) return dp_fail(err, status, "Committing running statistics failed.");
+    DP_TRY(dp_publish(e, r->w, r->buffer, (size_t)e->params->buffer_count * 4, 1, err));
     if (!primary) DP_TRY(dp_signal_raise(&e->merged, r->w, k->step->pooled + 1, err));
     return dp_signal_raise(&e->committed, r->w, k->step->job, err);
 }

@@ -11,22 +11,28 @@ int dp_engine_devices(const dp_engine *e)
     return e ? e->n : 0;
 }
 
+const char *dp_engine_device_name(const dp_engine *e, int device, char *buf, size_t size)
+{
+    dp_device_info info;
+    int index = e->group->list.index[device];
+    if (e->group->backend->enumerate(index, &info))
+        snprintf(buf, size, "%s", info.name);
+    else
+        snprintf(buf, size, "%s:%d", e->group->backend->kind, index);
+    return buf;
+}
+
 int dp_engine_stats(const dp_engine *e, int device, dp_device_stats *s)
 {
     if (!e || !s || device < 0 || device >= e->n) return 0;
     const dp_memory *m = e->group->backend->memory(e->group->worker[device].be);
     *s = e->stats[device];
-    dp_device_info info;
-    if (e->group->backend->enumerate(e->group->list.index[device], &info))
-        memcpy(s->name, info.name, sizeof s->name);
-    else
-        snprintf(s->name, sizeof s->name, "%s:%d", e->group->backend->kind, e->group->list.index[device]);
+    dp_engine_device_name(e, device, s->name, sizeof s->name);
     for (int i = 0; i < DP_MEM_CLASSES; i++) {
         s->live[i] = __atomic_load_n(&m->live[i], __ATOMIC_RELAXED);
         s->peak[i] = __atomic_load_n(&m->peak[i], __ATOMIC_RELAXED);
     }
-    for (int d = 0; d < e->n; d++)
-        s->bytes_out += atomic_load_explicit(&e->group->worker[d].received[device], memory_order_relaxed);
+    s->bytes_out += dp_engine_sent(e, device);
     s->created = atomic_load_explicit(&e->replica[device].created, memory_order_relaxed);
     return 1;
 }
@@ -119,8 +125,8 @@ dp_status dp_engine_measure_links(dp_engine *e, dp_error *err)
 int dp_engine_link(const dp_engine *e, int from, int to, dp_link *l)
 {
     if (!e || !l || from < 0 || to < 0 || from >= e->n || to >= e->n || from == to) return 0;
-    *l = (dp_link){.bytes = atomic_load_explicit(&e->group->worker[to].received[from], memory_order_relaxed),
-                   .bytes_per_s = e->link_rate[from * e->n + to]};
+    int64_t bytes = atomic_load_explicit(&e->group->worker[to].received[from], memory_order_relaxed);
+    *l = (dp_link){.bytes = bytes + e->link_before[from * e->n + to], .bytes_per_s = e->link_rate[from * e->n + to]};
     snprintf(l->kind, sizeof l->kind, "%s", e->group->backend->in_line ? "memory" : "peer");
     return 1;
 }
@@ -130,7 +136,7 @@ int dp_engine_link(const dp_engine *e, int from, int to, dp_link *l)
 int dp_engine_split(const dp_engine *e, int64_t n, int64_t *rows, int max)
 {
     dp_split s;
-    if (!e || !rows || n < 1) return 0;
+    if (!e || !rows || n < 1 || e->n < 1) return 0;
     dp_split_plan(&s, &e->splitter, n);
     for (int d = 0; d < e->n && d < max; d++) {
         rows[d] = 0;
@@ -143,14 +149,17 @@ int dp_engine_split(const dp_engine *e, int64_t n, int64_t *rows, int max)
 
 static dp_status slot_alloc(void *user, size_t bytes, void **p, dp_error *err)
 {
-    const dp_backend *b = user;
-    return b->alloc_pinned(bytes, p, err);
+    dp_engine *e = user;
+    return dp_group_pinned(e->group, bytes, p, err);
 }
 
 static void slot_release(void *user, void *p, size_t bytes)
 {
-    const dp_backend *b = user;
-    b->free_pinned(p, bytes);
+    dp_engine *e = user;
+    if (e->group)
+        dp_group_unpinned(e->group, p, bytes);
+    else /* a recovery that failed closed it */
+        e->backend->free_pinned(p, bytes);
 }
 
 dp_status dp_engine_loader(dp_engine *e, dp_data *d, int train, dp_loader **l, dp_error *err)
@@ -159,7 +168,7 @@ dp_status dp_engine_loader(dp_engine *e, dp_data *d, int train, dp_loader **l, d
     if (!d || !l) return dp_fail(err, DP_EARGUMENT, "dp_engine_loader wants a data set and a place for the loader.");
     const dp_config *c = e->config;
     int min_rows = e->graph->min_rows;
-    dp_slot_memory memory = {slot_alloc, slot_release, (void *)(uintptr_t)e->group->backend};
+    dp_slot_memory memory = {slot_alloc, slot_release, e};
     dp_loader_options o = {.batch_size = train ? dp_config_int(c, "data.batch_size") : e->eval_rows * e->n,
                            .accumulate = train ? (int)dp_config_int(c, "data.accumulate") : 1,
                            .shuffle = train && dp_config_flag(c, "data.shuffle"),
@@ -170,7 +179,9 @@ dp_status dp_engine_loader(dp_engine *e, dp_data *d, int train, dp_loader **l, d
                            .timeout_s = e->group->list.timeout_s};
     if (train && min_rows > 1 && e->on.small_batch == DP_SMALL_MERGE) o.merge_small = min_rows;
     if (train && min_rows > 1 && e->on.small_batch == DP_SMALL_DROP) o.drop_small = min_rows;
-    return dp_loader_open(l, d, &o, &memory, err);
+    DP_TRY(dp_loader_open(l, d, &o, &memory, err));
+    dp_engine_warn_unlocked(e);
+    return DP_OK;
 }
 
 /* ---- normalisation ---- */
@@ -213,6 +224,7 @@ dp_status dp_engine_set_normalize(dp_engine *e, const double *mean, const double
     }
     normalize_job j = {e, m, s, channels};
     if (!status) status = dp_engine_job(e, (dp_job){.run = run_normalize, .user = &j}, err);
+    if (!status) status = dp_keep_normalize(e, mean, std, n, err);
     free(m);
     return status;
 }

@@ -231,9 +231,10 @@ static dp_status run_step(dp_step *step, dp_worker *w, dp_error *err)
     k.opens_window = !(step->gave >> k.me & 1);
     k.offers = step->reduce || step->update;
     k.stage = e->stage[role];
-    k.n_stages = step->update ? e->n_stages[role] : e->n_stages[role] && k.stage[0].kind == DP_SUM;
+    while (k.n_stages < e->n_stages[role] && (step->update || k.stage[k.n_stages].kind <= DP_SUM)) k.n_stages++;
     w->timeline.step = step->index;
-    return walk(&k, err);
+    DP_TRY(walk(&k, err));
+    return step->snapshot ? dp_snapshot_take(e, k.r, step->snapshot, err) : DP_OK;
 }
 
 /* ---- mode = classic: a thread per device and step, as PyTorch's DataParallel starts them ---- */
@@ -285,8 +286,6 @@ dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err)
         if (lane) status = b->wait(w->lane_stream[lane], end->lane[lane - 1]);
         if (!status) status = b->record(w->lane_stream[lane], end->lane[lane]);
     }
-    int last = e->params->n_buckets - 1;
-    r->given[seq % DP_JOBS] = last < 0 ? 0 : atomic_load_explicit(&e->at[w->device].gradient[last].count, memory_order_relaxed);
     atomic_store_explicit(&r->created, b->created(w->be), memory_order_relaxed);
     return status ? dp_fail(err, status, "Recording an event failed.") : DP_OK;
 }
@@ -294,13 +293,5 @@ dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err)
 int dp_step_finished(void *user, dp_worker *w, uint64_t seq)
 {
     dp_engine *e = *(dp_engine **)user; /* first member of every job */
-    const dp_backend *b = e->group->backend;
-    int done = b->done(e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)].lane[DP_LANES - 1]),
-        last = e->params->n_buckets - 1;
-    if (done == 0 && last >= 0) { /* for the watchdog: does this device still work, or wait for another? */
-        uint64_t given = e->replica[w->device].given[seq % DP_JOBS];
-        int over = b->done(e->at[w->device].gradient[last].event[given % DP_SIGNAL_RING]) == 1;
-        atomic_store_explicit(&w->waits, over, memory_order_relaxed);
-    }
-    return done;
+    return e->group->backend->done(e->ended[w->device * DP_JOBS + (int)(seq % DP_JOBS)].lane[DP_LANES - 1]);
 }

@@ -183,6 +183,7 @@ dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err)
     int64_t targets;
     int drop;
     DP_TRY(dp_engine_check(e, "dp_engine_submit", err));
+    DP_TRY(dp_keep_renew(e, err));
     if (!b) return dp_fail(err, DP_EARGUMENT, "dp_engine_submit wants a batch.");
     if (e->submitted - e->waited >= DP_RUN_AHEAD)
         return dp_fail(err, DP_EARGUMENT, "Two batches are in flight; call dp_engine_wait first.");
@@ -206,8 +207,10 @@ dp_status dp_engine_submit(dp_engine *e, const dp_batch *b, dp_error *err)
         s->split.rounds = 0;
         targets = 0;
     }
+    DP_TRY(dp_keep_batch(e, b, err));
     e->window_targets += targets;
     set_numbers(e, s);
+    s->snapshot = dp_snapshot_begin(e, s->index + 1, s->last_of_window);
     s->posted_at = dp_now();
     s->job = dp_group_next(e->group); /* before the workers see it */
     dp_group_post(e->group, (dp_job){.run = dp_step_run, .finished = dp_step_finished, .user = s});

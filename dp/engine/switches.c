@@ -41,7 +41,14 @@ static dp_status refuse(const dp_config *c, const char *key, const char *reason,
 
 static dp_status check(const dp_config *c, const int *value, dp_error *err)
 {
-    int update = value[UPDATE];
+    int update = value[UPDATE], goes_on = dp_config_choice(c, "devices.on_device_failure");
+    if (goes_on && !dp_config_int(c, "run.snapshot_every"))
+        return refuse(
+            c, "devices.on_device_failure",
+            "continue goes back to a snapshot: it wants run.snapshot_every, every how many optimizer steps one is taken", err);
+    if (!goes_on && dp_config_int(c, "run.snapshot_every"))
+        return refuse(c, "run.snapshot_every", "it has no effect unless devices.on_device_failure = continue; leave it out",
+                      err);
     if (update != DP_UPDATE_MASTER && value[REDUCE] != DP_REDUCE_SLICED)
         return refuse(c, dp_config_is_set(c, "devices.update") ? "devices.update" : "devices.reduce",
                       "update = sliced and update = replicated want reduce = sliced", err);
@@ -77,6 +84,7 @@ dp_status dp_switches_read(dp_engine *e, dp_error *err)
                           .update = value[UPDATE],
                           .overlap = value[OVERLAP],
                           .thread_per_step = mode_of(c) == CLASSIC,
+                          .through_host = dp_config_choice(c, "devices.transport") == 2,
                           .shards = (int)dp_config_int(c, "devices.shards"),
                           .small_batch = dp_config_choice(c, "devices.small_batch"),
                           .stop_on_nan = dp_config_choice(c, "run.on_nan") == 0,

@@ -107,7 +107,20 @@ dp_status dp_engine_pull_gradient(dp_engine *e, float *host, dp_error *err)
 
 /* ---- new values ---- */
 
-/* Nothing is in flight: the master's values are still, and nobody reads anybody's. */
+/* Nothing is in flight: the master's values are still, and nobody reads anybody's. First it gives them to those who cannot read it. */
+static dp_status run_give(void *user, dp_worker *w, uint64_t seq, dp_error *err)
+{
+    dp_engine *e = *(dp_engine **)user;
+    const dp_replica *r = &e->replica[0];
+    (void)seq;
+    if (w->device) return DP_OK;
+    dp_lane_enter(w, DP_LANE_SHARE);
+    DP_TRY(dp_publish(e, w, r->param, (size_t)e->params->count * 4, 1, err));
+    DP_TRY(dp_publish(e, w, r->buffer, (size_t)e->params->buffer_count * 4, 1, err));
+    DP_TRY(dp_publish(e, w, r->verdict, 2 * sizeof *r->verdict, 0, err));
+    return dp_finish_stream(w, err);
+}
+
 static dp_status run_renew(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 {
     dp_engine *e = *(dp_engine **)user;
@@ -117,8 +130,8 @@ static dp_status run_renew(void *user, dp_worker *w, uint64_t seq, dp_error *err
     dp_lane_enter(w, DP_LANE_SHARE);
     dp_phase_begin(w, DP_PHASE_REPLICATE);
     if (w->device) {
-        DP_TRY(dp_fetch(w, r->param, master->param, (size_t)e->params->count * 4, 0, err));
-        DP_TRY(dp_fetch(w, r->verdict, master->verdict, 2 * sizeof *r->verdict, 0, err));
+        DP_TRY(dp_take(e, w, r->param, 0, master->param, (size_t)e->params->count * 4, err));
+        DP_TRY(dp_take(e, w, r->verdict, 0, master->verdict, 2 * sizeof *r->verdict, err));
     }
     for (int b = 0; b < e->params->n_buckets; b++) {
         DP_TRY(dp_signal_raise(&e->at[w->device].param[b], w, e->version, err));
@@ -130,8 +143,10 @@ static dp_status run_renew(void *user, dp_worker *w, uint64_t seq, dp_error *err
 dp_status dp_engine_renew(dp_engine *e, dp_error *err)
 {
     transfer t = {.engine = e};
+    if (!dp_all_read(e)) DP_TRY(dp_engine_job(e, (dp_job){.run = run_give, .user = &t}, err));
     e->version++;
     e->pulled_version = e->version;
     e->stats_version++;
+    if (e->keep && !e->keep->replaying) e->keep->stale = 1;
     return dp_engine_job(e, (dp_job){.run = run_renew, .user = &t}, err);
 }

@@ -5,9 +5,9 @@
 #include "internal.h"
 
 /* A slice steps in the lane in which it was summed, so that nothing stands between; else after what was collected. */
-static int lane(const dp_walk *k)
+int dp_update_lane(const dp_engine *e)
 {
-    return k->e->on.early && k->e->on.update == DP_UPDATE_SLICED ? DP_LANE_REDUCE : DP_LANE_SHARE;
+    return e->on.early && e->on.update == DP_UPDATE_SLICED ? DP_LANE_REDUCE : DP_LANE_SHARE;
 }
 static int whole(const dp_walk *k) /* this device steps all of a bucket */
 {
@@ -26,7 +26,7 @@ static dp_status take_chunk_sums(dp_walk *k, dp_error *err)
             int64_t at = dp_slice_at(e, b, d) / DP_CHUNK;
             size_t bytes = (size_t)(dp_slice_size(e, b) / DP_CHUNK) * sizeof(double);
             dp_status status = k->r->b->copy(k->r->w->stream, k->r->chunk_sums[parity] + at,
-                                             e->replica[d].chunk_sums[parity] + at, bytes);
+                                             dp_seen(e, k->me, d, e->replica[d].chunk_sums[parity] + at), bytes);
             if (status) return dp_fail(err, status, "Copying the norm's parts failed.");
         }
     }
@@ -101,8 +101,8 @@ dp_status dp_update_bucket(dp_walk *k, int b, dp_error *err)
     int64_t count = whole(k) ? p->bucket[b].count : dp_slice_size(e, b);
     int64_t state = whole(k) ? at : p->bucket[b].offset / e->n;
     uint64_t version = k->step->version + 1;
-    dp_lane_enter(r->w, lane(k));
-    if (e->on.early && lane(k) != DP_LANE_REDUCE) {
+    dp_lane_enter(r->w, dp_update_lane(e));
+    if (e->on.early && dp_update_lane(e) != DP_LANE_REDUCE) {
         dp_phase_idle(r->w);
         DP_TRY(dp_signal_wait(&e->at[k->me].sum[b], r->w, k->step->reduction, "its own sum", err));
     }
@@ -116,6 +116,7 @@ dp_status dp_update_bucket(dp_walk *k, int b, dp_error *err)
                                     dp_final(e, k->step, k->me) + at, r->m ? r->m + state : NULL, r->v ? r->v + state : NULL,
                                     &r->update_run[k->step->reduction % 2], &r->verdict[0]);
     if (status) return dp_fail(err, status, "The optimizer step failed (%s).", dp_status_name(status));
+    if (e->on.update != DP_UPDATE_REPLICATED) DP_TRY(dp_publish(e, r->w, r->param + at, (size_t)count * 4, 1, err));
     DP_TRY(dp_signal_raise(&e->at[k->me].param[b], r->w, version, err));
     return whole(k) || e->n == 1 ? dp_signal_raise(&e->at[k->me].here[b], r->w, version, err) : DP_OK;
 }

@@ -77,12 +77,7 @@ dp_status dp_engine_gradient(dp_engine *e, const char *tensor, float *dst, int64
 
 /* ---- all of them ---- */
 
-typedef struct host_state { /* the master's arrays on the host; NULL: the optimizer has none */
-    float *param, *buffer, *m, *v;
-    dp_verdict verdict;
-} host_state;
-
-static void free_state(host_state *h)
+static void free_state(dp_host_state *h)
 {
     free(h->param);
     free(h->buffer);
@@ -90,7 +85,7 @@ static void free_state(host_state *h)
     free(h->v);
 }
 
-static dp_status make_state(const dp_engine *e, host_state *h, int with_state, dp_error *err)
+static dp_status make_state(const dp_engine *e, dp_host_state *h, int with_state, dp_error *err)
 {
     const dp_replica *r = &e->replica[0];
     size_t n = (size_t)e->params->count;
@@ -104,7 +99,7 @@ static dp_status make_state(const dp_engine *e, host_state *h, int with_state, d
     return dp_fail(err, DP_ENOMEM, "Out of host memory for a copy of %lld parameters.", (long long)e->params->count);
 }
 
-static dp_status move_state(dp_engine *e, host_state *h, int out, int with_state, dp_error *err)
+dp_status dp_engine_move(dp_engine *e, dp_host_state *h, int out, int with_state, dp_error *err)
 {
     dp_replica *r = &e->replica[0];
     size_t n = (size_t)e->params->count * 4, buffers = (size_t)e->params->buffer_count * 4;
@@ -144,7 +139,7 @@ static dp_status add_tensor(const dp_engine *e, dp_st_out *o, int i, const char 
 }
 
 /* The arrays go with the file: they are freed when it is. */
-static dp_status lend(dp_st_out *o, host_state *h, dp_error *err)
+static dp_status lend(dp_st_out *o, dp_host_state *h, dp_error *err)
 {
     float **part[] = {&h->param, &h->buffer, &h->m, &h->v};
     for (size_t i = 0; i < sizeof part / sizeof *part; i++) {
@@ -155,35 +150,80 @@ static dp_status lend(dp_st_out *o, host_state *h, dp_error *err)
     return DP_OK;
 }
 
-dp_status dp_engine_write(dp_engine *e, dp_st_out *o, int with_state, dp_error *err)
+/* All of h, which is used up. */
+static dp_status add_all(const dp_engine *e, dp_st_out *o, dp_host_state *h, int with_state, int64_t batches, dp_error *err)
 {
-    host_state h;
     char number[32];
-    DP_TRY(dp_engine_check(e, "Saving", err));
-    DP_TRY(make_state(e, &h, with_state, err));
     int64_t row = 1;
     for (int i = 0; i < e->graph->n_tensors; i++)
         if (dp_tensor_row(&e->graph->tensor[i]) > row) row = dp_tensor_row(&e->graph->tensor[i]);
     float *scratch = dp_calloc((size_t)row, 4);
     dp_status status = scratch ? DP_OK : dp_fail(err, DP_ENOMEM, "Out of host memory while saving.");
-    if (!status) status = move_state(e, &h, 1, with_state, err);
     for (int i = 0; i < e->graph->n_tensors && !status; i++) {
         int buffer = e->graph->tensor[i].buffer;
-        status = add_tensor(e, o, i, "", buffer ? h.buffer : h.param, scratch, err);
-        if (!status && !buffer && h.m) status = add_tensor(e, o, i, "optimizer.m.", h.m, scratch, err);
-        if (!status && !buffer && h.v) status = add_tensor(e, o, i, "optimizer.v.", h.v, scratch, err);
+        status = add_tensor(e, o, i, "", buffer ? h->buffer : h->param, scratch, err);
+        if (!status && !buffer && h->m) status = add_tensor(e, o, i, "optimizer.m.", h->m, scratch, err);
+        if (!status && !buffer && h->v) status = add_tensor(e, o, i, "optimizer.v.", h->v, scratch, err);
     }
     if (!status && with_state) {
         status = dp_st_meta(o, "optimizer", optimizer_name[e->optimizer.kind], err);
-        snprintf(number, sizeof number, "%lld", (long long)h.verdict.steps);
+        snprintf(number, sizeof number, "%lld", (long long)h->verdict.steps);
         if (!status) status = dp_st_meta(o, "updates", number, err);
-        snprintf(number, sizeof number, "%lld", (long long)dp_engine_batches(e));
+        snprintf(number, sizeof number, "%lld", (long long)batches);
         if (!status) status = dp_st_meta(o, "batches", number, err);
     }
-    if (!status) status = lend(o, &h, err);
+    if (!status) status = lend(o, h, err);
     free(scratch);
+    free_state(h);
+    return status;
+}
+
+static dp_status write_once(dp_engine *e, dp_st_out *o, int with_state, dp_error *err)
+{
+    dp_host_state h;
+    DP_TRY(make_state(e, &h, with_state, err));
+    dp_status status = dp_engine_move(e, &h, 1, with_state, err);
+    if (!status) return add_all(e, o, &h, with_state, dp_engine_batches(e), err);
     free_state(&h);
     return status;
+}
+
+dp_status dp_engine_write(dp_engine *e, dp_st_out *o, int with_state, dp_error *err)
+{
+    dp_error why;
+    DP_TRY(dp_engine_check(e, "Saving", err));
+    dp_status status = write_once(e, o, with_state, &why); /* devices first, then the file: it can be tried again */
+    while (status && dp_recovered(e, &status, -1, NULL, &why)) status = write_once(e, o, with_state, &why);
+    if (status && err) *err = why;
+    return status;
+}
+
+int64_t dp_engine_snapshot(const dp_engine *e)
+{
+    return e && e->keep && !e->keep->stale ? e->keep->set[e->keep->valid].batches : -1;
+}
+
+dp_status dp_engine_rescue(const dp_engine *e, dp_st_out *o, dp_error *err)
+{
+    dp_host_state h = {0};
+    if (dp_engine_snapshot(e) < 0)
+        return dp_fail(err, DP_EARGUMENT,
+                       "There is no snapshot: devices.on_device_failure = continue takes them from the first batch on.");
+    const dp_snapshot *s = &e->keep->set[e->keep->valid];
+    size_t n = (size_t)e->params->count;
+    const float *from[] = {s->param, s->buffer, s->m, s->v};
+    float **to[] = {&h.param, &h.buffer, &h.m, &h.v};
+    for (int i = 0; i < 4; i++) {
+        size_t count = i == 1 ? (size_t)e->params->buffer_count : n;
+        if (!from[i]) continue;
+        if (!(*to[i] = dp_calloc(count, 4))) {
+            free_state(&h);
+            return dp_fail(err, DP_ENOMEM, "Out of host memory for a copy of %zu parameters.", n);
+        }
+        memcpy(*to[i], from[i], count * 4);
+    }
+    h.verdict = *s->verdict;
+    return add_all(e, o, &h, 1, s->batches, err);
 }
 
 /* ---- reading ---- */
@@ -277,7 +317,7 @@ static int64_t largest_tensor(const dp_graph *g)
     return n;
 }
 
-static dp_status read_counts(dp_engine *e, const dp_st_in *in, host_state *h, int64_t *batches, dp_error *err)
+static dp_status read_counts(dp_engine *e, const dp_st_in *in, dp_host_state *h, int64_t *batches, dp_error *err)
 {
     const char *kind = dp_st_meta_get(in, "optimizer"), *updates = dp_st_meta_get(in, "updates"),
                *count = dp_st_meta_get(in, "batches");
@@ -293,7 +333,7 @@ static dp_status read_counts(dp_engine *e, const dp_st_in *in, host_state *h, in
 
 dp_status dp_engine_read(dp_engine *e, const dp_st_in *in, int with_state, dp_error *err)
 {
-    host_state h;
+    dp_host_state h;
     complaint bad = {0};
     int64_t batches = 0;
     DP_TRY(dp_engine_check(e, "Loading", err));
@@ -319,7 +359,7 @@ dp_status dp_engine_read(dp_engine *e, const dp_st_in *in, int with_state, dp_er
         goto done;
     }
     if (strip) dp_log(e->config, DP_LOG_INFO, "All names carried \"module.\"; it was taken off.");
-    if ((status = move_state(e, &h, 0, with_state, err))) goto done;
+    if ((status = dp_engine_move(e, &h, 0, with_state, err))) goto done;
     if (with_state) {
         e->first_batch = batches - (int64_t)e->submitted;
         e->updates = h.verdict.steps;

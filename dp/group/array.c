@@ -61,7 +61,7 @@ static dp_status run_free(void *user, dp_worker *w, uint64_t seq, dp_error *err)
     (void)seq;
     if (w != a->w) return DP_OK;
     if (dp_finish_stream(w, err) == DP_ETIMEOUT) return DP_ETIMEOUT; /* something may still use it */
-    w->group->backend->free(w->be, DP_MEM_STAGING, a->data, a->capacity);
+    if (!dp_lost(w)) w->group->backend->free(w->be, DP_MEM_STAGING, a->data, a->capacity);
     a->data = NULL;
     return DP_OK;
 }

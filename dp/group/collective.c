@@ -171,6 +171,7 @@ static dp_status run_close(void *user, dp_worker *w, uint64_t seq, dp_error *err
     (void)seq;
     if (me < 0) return DP_OK;
     if (dp_finish_stream(w, err) == DP_ETIMEOUT) return DP_ETIMEOUT; /* something may still use it */
+    if (dp_lost(w)) return DP_OK;
     dp_signal_close(&c->ready[me], w);
     if (c->end[me]) b->event_close(c->end[me]);
     b->free(w->be, DP_MEM_STAGING, c->scratch[me], (size_t)c->share * 4);

@@ -230,5 +230,11 @@ dp_status dp_devices_choose(dp_device_list *l, const dp_config *c, const dp_back
     l->pin = !gpus && l->n * l->threads <= cores && l->n > 1;
     l->timeout_s = dp_config_number(c, "devices.timeout_s");
     l->memory_limit = dp_config_int(c, "devices.memory_limit_mb") * 1000000;
+    l->workspace = dp_config_int(c, "devices.workspace_mb") * 1000000;
+    l->deterministic = dp_config_flag(c, "run.deterministic");
+    l->tf32 = 2 - dp_config_choice(c, "devices.tf32");
+    l->conv_direct = dp_config_choice(c, "devices.conv") == 1;
+    l->conv_own = dp_config_choice(c, "devices.conv") == 2;
+    l->tune_measure = dp_config_choice(c, "devices.tune") == 1 && !l->deterministic;
     return DP_OK;
 }

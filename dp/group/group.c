@@ -81,29 +81,50 @@ static double last_progress(const dp_group *g)
     return last;
 }
 
-/* Who is where, and for how long (P40). */
-static dp_status timed_out(dp_group *g, const char *what, dp_error *err)
+/* Long enough that it may become a time-out. */
+static int is_quiet(const dp_group *g)
+{
+    return dp_now() - last_progress(g) > g->list.timeout_s / 4;
+}
+
+typedef struct place { /* where a device is: its thread, or when that has launched all, its streams */
+    int phase, stands; /* stands: 2 in a call, 1 in work of its own, 0 waits for others or has nothing to do */
+    double since;
+    const char *layer;
+} place;
+
+static place place_of(dp_worker *w)
+{
+    int launching = atomic_load(&w->launching), streams = atomic_load(&w->stream_phase);
+    place p = {.phase = atomic_load(&w->phase), .since = atomic_load(&w->since), .layer = atomic_load(&w->layer)};
+    if (launching && !atomic_load(&w->waits)) {
+        p.stands = 2;
+    } else if (streams != DP_PHASE_IDLE) {
+        p = (place){streams, 1, atomic_load(&w->stream_since), atomic_load(&w->stream_layer)};
+    } else {
+        p.phase = DP_PHASE_IDLE;
+    }
+    return p;
+}
+
+/* Who is where, and for how long (P40). The one to blame stands in a call, or in work of its own; the longest. */
+static void timed_out(dp_group *g, const char *what, dp_error *err)
 {
     char list[512] = "";
     int slow = -1;
-    uint64_t least = UINT64_MAX;
-    double now = dp_now(), longest = -1;
+    double now = dp_now();
+    place worst = {.stands = 0};
     for (int d = 0; d < g->n; d++) {
-        dp_worker *o = &g->worker[d];
-        double since = now - atomic_load_explicit(&o->since, memory_order_relaxed);
-        int phase = atomic_load_explicit(&o->phase, memory_order_relaxed);
+        place p = place_of(&g->worker[d]);
         size_t at = strlen(list);
-        const char *layer = atomic_load_explicit(&o->layer, memory_order_relaxed);
-        dp_format(list + at, sizeof list - at, "%sdevice %d: %s%s%s %.1f s", d ? "; " : "", d, dp_phase_name(phase),
-                  *layer ? " of " : "", layer, since);
-        if (phase == DP_PHASE_IDLE) continue;
-        uint64_t got = 2 * atomic_load(&o->done) + (uint64_t)atomic_load_explicit(&o->waits, memory_order_relaxed);
-        if (got < least || (got == least && since > longest)) longest = since, slow = d, least = got;
+        int named = p.stands && *p.layer;
+        dp_format(list + at, sizeof list - at, "%sdevice %d: %s%s%s %.1f s", d ? "; " : "", d, dp_phase_name(p.phase),
+                  named ? " of " : "", named ? p.layer : "", now - p.since);
+        if (p.stands > worst.stands || (p.stands && p.stands == worst.stands && p.since < worst.since)) worst = p, slow = d;
     }
     dp_fail(err, DP_ETIMEOUT, "No device moved for %.3g s (devices.timeout_s) while waiting for %s. %s.", g->list.timeout_s,
             what, list);
-    dp_error_place(err, slow, slow, -1, NULL, -1, slow >= 0 ? atomic_load(&g->worker[slow].layer) : NULL);
-    return DP_ETIMEOUT;
+    if (slow >= 0) dp_error_place(err, slow, slow, worst.phase, dp_phase_name(worst.phase), -1, worst.layer);
 }
 
 static dp_status aborted(dp_error *err)
@@ -111,8 +132,9 @@ static dp_status aborted(dp_error *err)
     return dp_fail(err, DP_EFAILED, "Another device failed.");
 }
 
-static dp_status await(dp_group *g, int room, const wish *x, const char *what, double begin, dp_error *err)
+static dp_status await(dp_group *g, dp_worker *w, const wish *x, const char *what, double begin, dp_error *err)
 {
+    int room = w ? DP_ROOM_WORKERS : DP_ROOM_CALLER;
     while (dp_now() - begin < g->spin_s)
         if (granted(x)) return DP_OK;
     for (;;) {
@@ -123,7 +145,8 @@ static dp_status await(dp_group *g, int room, const wish *x, const char *what, d
             timed_out(g, what, err);
             return abort_group(g) ? DP_ETIMEOUT : aborted(err); /* one hang is one failure, whoever else waits for it */
         }
-        park(g, room, x, fmin(0.25, g->list.timeout_s - quiet + 0.001), 0);
+        if (w && is_quiet(g)) dp_timeline_look(w);
+        park(g, room, x, fmin(fmin(0.25, g->list.timeout_s / 8), g->list.timeout_s - quiet + 0.001), 0);
     }
 }
 
@@ -136,7 +159,7 @@ static dp_status await_as(dp_group *g, dp_worker *w, const wish *x, const char *
         before = dp_wait_begins(w, begin);
         before.end = begin;
     }
-    dp_status status = await(g, w ? DP_ROOM_WORKERS : DP_ROOM_CALLER, x, what, begin, err);
+    dp_status status = await(g, w, x, what, begin, err);
     if (!w) return status;
     if (!status) atomic_store_explicit(&w->waits, 0, memory_order_relaxed); /* who gave up still counts as waiting */
     dp_wait_ends(w, &before, dp_now());
@@ -161,7 +184,10 @@ static void note_failure(dp_worker *w, dp_status status, const dp_error *error)
 {
     dp_group *g = w->group;
     pthread_mutex_lock(&g->lock);
-    if (!w->failed) {
+    int tells = status == DP_EDEVICE_LOST ? DP_FAILED_LOST : status == DP_EFAILED ? DP_FAILED_AFTER_OTHERS : DP_FAILED_SELF;
+    if (status == DP_EDEVICE_LOST) atomic_store(&w->lost, 1);
+    if (tells > w->failed) { /* who read the memory of a device that died fails too, maybe before that one says so */
+        w->failed = tells;
         w->error = *error;
         w->error.code = status;
         w->error.device = w->error.device < 0 ? w->device : w->error.device;
@@ -170,8 +196,6 @@ static void note_failure(dp_worker *w, dp_status status, const dp_error *error)
             int phase = atomic_load_explicit(&w->phase, memory_order_relaxed);
             dp_error_place(&w->error, -1, -1, phase, dp_phase_name(phase), -1, NULL);
         }
-        w->failed = 1;
-        w->consequence = status == DP_EFAILED;
     }
     pthread_mutex_unlock(&g->lock);
     abort_group(g);
@@ -187,25 +211,35 @@ static void run_job(dp_worker *w, uint64_t seq)
     if (atomic_load(&g->aborted) && !job->always) return;
     atomic_store_explicit(&w->waits, 0, memory_order_relaxed);
     dp_timeline_job(w, seq);
+    atomic_store_explicit(&w->launching, 1, memory_order_relaxed);
     status = job->run(job->user, w, seq, &error);
     dp_error late;
     dp_status booked = dp_timeline_launched(w, &late);
+    atomic_store_explicit(&w->launching, 0, memory_order_relaxed);
     if (!status && booked) status = booked, error = late;
     if (status) note_failure(w, status, &error);
 }
 
 dp_status dp_finish_stream(dp_worker *w, dp_error *err)
 {
-    const dp_backend *b = w->group->backend;
-    double begin = dp_now(), limit = w->group->list.timeout_s;
+    dp_group *g = w->group;
+    const dp_backend *b = g->backend;
+    double begin = dp_now(), limit = g->list.timeout_s;
     dp_status status = DP_OK;
+    unsigned looks = 0;
+    if (dp_lost(w)) return dp_fail(err, DP_EDEVICE_LOST, "Device %d is lost.", w->device);
     dp_phases_end(w);
     for (int lane = 0; lane < DP_LANES; lane++) { /* after a failure too: the other lane may still be at work */
         int done = 0;
         dp_status here = b->record(w->lane_stream[lane], w->finish);
-        while (!here && (done = b->done(w->finish)) == 0 && dp_now() - begin < limit) sched_yield();
+        atomic_store_explicit(&w->waits, 1, memory_order_relaxed);
+        while (!here && (done = b->done(w->finish)) == 0 && dp_now() - begin < limit && !atomic_load(&g->leaving)) {
+            if (++looks % 256 == 0 && is_quiet(g)) dp_timeline_look(w);
+            sched_yield();
+        }
         if (!here && done < 0) here = (dp_status)-done;
         if (!here && !done) here = DP_ETIMEOUT;
+        if (here != DP_ETIMEOUT) atomic_store_explicit(&w->waits, 0, memory_order_relaxed);
         if (!status) status = here;
     }
     return status ? dp_fail(err, status, "The device did not finish its work (%s).", dp_status_name(status)) : DP_OK;
@@ -215,14 +249,15 @@ static int job_ended(dp_worker *w, uint64_t seq)
 {
     dp_group *g = w->group;
     const dp_job *job = &g->job[seq % DP_JOBS];
-    if (!job->finished) return 1;
-    if (atomic_load(&g->aborted)) { /* what was launched still reads the caller's batch */
-        dp_finish_stream(w, NULL);
+    dp_error error;
+    if (atomic_load(&g->aborted) && !job->always) { /* what was launched still reads the caller's memory */
+        dp_status status = dp_finish_stream(w, &error);
+        if (status && status != DP_ETIMEOUT) note_failure(w, status, &error);
         return 1;
     }
+    if (!job->finished) return 1;
     int r = job->finished(job->user, w, seq);
     if (r >= 0) return r;
-    dp_error error;
     dp_fail(&error, (dp_status)-r, "The device reported: %s.", dp_status_name((dp_status)-r));
     note_failure(w, (dp_status)-r, &error);
     return 1;
@@ -232,6 +267,7 @@ static void serve(dp_worker *w)
 {
     dp_group *g = w->group;
     uint64_t started = 0, ended = 0;
+    unsigned looks = 0;
     while (!atomic_load(&g->stopping)) {
         uint64_t posted = atomic_load_explicit(&g->posted, memory_order_acquire);
         if (started > ended && job_ended(w, ended + 1)) {
@@ -249,6 +285,7 @@ static void serve(dp_worker *w)
             if (atomic_load(&g->posted) == started)
                 park(g, DP_ROOM_WORKERS, &(wish){.counter = &g->posted, .value = started + 1}, 1.0, 1);
         } else {
+            if (++looks % 256 == 0 && is_quiet(g)) dp_timeline_look(w);
             sched_yield(); /* the device works: look again */
         }
     }
@@ -274,8 +311,12 @@ static void *worker_main(void *arg)
     if (!o->status) o->status = dp_timeline_open(w, &o->error);
     dp_lane_enter(w, DP_LANE_COMPUTE);
     int failed = o->status != DP_OK;
+    if (o->status == DP_EDEVICE_LOST) atomic_store(&w->lost, 1);
     atomic_store(&o->ready, 1); /* *o is the opener's again */
     if (!failed) serve(w);
+    if (atomic_load(&w->group->leaving)) return NULL;
+    dp_pinned_end(w);
+    if (dp_lost(w)) return NULL;
     dp_timeline_close(w);
     if (w->finish) b->event_close(w->finish);
     for (int lane = 0; lane < DP_LANES; lane++)
@@ -291,13 +332,21 @@ static dp_status start_worker(dp_group *g, int d, dp_error *err)
                              .threads = l->threads,
                              .pin = l->pin,
                              .first_core = d * l->threads,
-                             .memory_limit = l->memory_limit};
+                             .memory_limit = l->memory_limit,
+                             .workspace = l->workspace,
+                             .deterministic = l->deterministic,
+                             .tf32 = l->tf32,
+                             .conv_direct = l->conv_direct,
+                             .conv_own = l->conv_own,
+                             .tune_measure = l->tune_measure};
     opening o = {.w = &g->worker[d], .options = &options};
     sigset_t all, before;
     g->worker[d].group = g;
     g->worker[d].device = d;
     for (int lane = 0; lane < DP_LANES; lane++) g->worker[d].timeline.current[lane].phase = -1;
     atomic_init(&g->worker[d].layer, "");
+    atomic_init(&g->worker[d].stream_layer, "");
+    atomic_init(&g->worker[d].stream_phase, DP_PHASE_IDLE);
     atomic_init(&g->worker[d].phase, DP_PHASE_IDLE);
     atomic_init(&g->worker[d].since, dp_now());
     sigfillset(&all); /* signals are the program's: they must not land on our threads */
@@ -376,16 +425,15 @@ uint64_t dp_group_post(dp_group *g, dp_job job)
     return seq;
 }
 
-/* Lowest device whose failure is its own; else lowest at all. */
+/* Of the failures that tell most, that of the lowest device. */
 static dp_status first_failure(dp_group *g, dp_error *err)
 {
     int best = -1, count = 0;
     pthread_mutex_lock(&g->lock);
-    for (int d = 0; d < g->n; d++) {
-        if (!g->worker[d].failed) continue;
-        if (!g->worker[d].consequence) count++;
-        if (best < 0 || (g->worker[best].consequence && !g->worker[d].consequence)) best = d;
-    }
+    for (int d = 0; d < g->n; d++)
+        if (g->worker[d].failed && (best < 0 || g->worker[d].failed > g->worker[best].failed)) best = d;
+    for (int d = 0; best >= 0 && d < g->n; d++) count += g->worker[d].failed == g->worker[best].failed;
+    if (best >= 0 && g->worker[best].failed == DP_FAILED_AFTER_OTHERS) count = 1;
     dp_status status = best < 0 ? DP_OK : (dp_status)g->worker[best].error.code;
     if (best >= 0 && err) {
         *err = g->worker[best].error;
@@ -427,6 +475,7 @@ dp_status dp_group_call(dp_group *g, dp_job job, dp_error *err)
 dp_status dp_group_closing(dp_group *g, dp_job job, dp_error *err)
 {
     double begin = dp_now();
+    if (atomic_load(&g->leaving)) return dp_fail(err, DP_ETIMEOUT, "Devices of this group hang; all of it was left behind.");
     job.always = 1;
     uint64_t seq = dp_group_post(g, job);
     for (int d = 0; d < g->n; d++)
@@ -437,6 +486,23 @@ dp_status dp_group_closing(dp_group *g, dp_job job, dp_error *err)
             nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL); /* after an abort nobody is woken */
         }
     return DP_OK;
+}
+
+void dp_group_leave(dp_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    atomic_store(&g->leaving, 1);
+    atomic_store(&g->stopping, 1);
+    wake_all(g);
+    pthread_mutex_unlock(&g->lock);
+    for (int d = 0; d < g->n; d++) {
+        struct timespec t;
+        if (!g->worker[d].has_thread) continue;
+        g->worker[d].has_thread = 0;
+        clock_gettime(CLOCK_REALTIME, &t);
+        t.tv_sec += 1;
+        if (pthread_timedjoin_np(g->worker[d].thread, NULL, &t)) pthread_detach(g->worker[d].thread);
+    }
 }
 
 typedef struct user_call {
@@ -463,6 +529,7 @@ dp_status dp_group_close(dp_group *g, dp_error *err)
 {
     int stuck = 0;
     if (!g) return DP_OK;
+    if (atomic_load(&g->leaving)) return dp_fail(err, DP_ETIMEOUT, "Devices of this group hang; all of it was left behind.");
     pthread_mutex_lock(&g->lock);
     atomic_store(&g->stopping, 1);
     atomic_store(&g->aborted, 1);
@@ -473,11 +540,16 @@ dp_status dp_group_close(dp_group *g, dp_error *err)
         if (!g->worker[d].has_thread) continue;
         clock_gettime(CLOCK_REALTIME, &t);
         t.tv_sec += 5;
-        if (pthread_timedjoin_np(g->worker[d].thread, NULL, &t)) stuck++;
+        if (pthread_timedjoin_np(g->worker[d].thread, NULL, &t))
+            stuck++;
+        else
+            g->worker[d].has_thread = 0;
     }
-    if (stuck) /* its thread may still touch all of this: leave it */
+    if (stuck) { /* its thread may still touch all of this: leave it */
+        dp_group_leave(g);
         return dp_fail(err, DP_ETIMEOUT, "%d of %d workers do not return; their threads and memory are left behind.", stuck,
                        g->n);
+    }
     for (int i = 0; i < 2; i++) pthread_cond_destroy(&g->room[i].moved);
     pthread_mutex_destroy(&g->lock);
     free(g->worker);

@@ -84,6 +84,11 @@ dp_status dp_replica_open(dp_replica *r, dp_worker *w, const dp_replica_options 
     }
     for (; r->slots < o->slots; r->slots++) DP_TRY(floats(r, DP_MEM_GRADIENTS, n, "gradients", &r->grad[r->slots], err));
     if (o->window) DP_TRY(floats(r, DP_MEM_GRADIENTS, n, "accumulated gradients", &r->window, err));
+    for (int lane = 0; lane < DP_LANES; lane++) {
+        r->inbox_slot[lane] = o->inbox_slot[lane], r->inbox_slots[lane] = o->inbox_slots[lane];
+        int64_t floats_of = o->inbox_slot[lane] * o->inbox_slots[lane];
+        if (floats_of) DP_TRY(floats(r, DP_MEM_STAGING, floats_of, "what comes through the host", &r->inbox[lane], err));
+    }
     r->leaf_stats = dp_calloc((size_t)o->leaf_stats * 2 + 1, sizeof *r->leaf_stats);
     if (!r->leaf_stats) return dp_fail(err, DP_ENOMEM, "Out of host memory while opening device %d.", w->device);
     for (int i = 0; buffers && i < 2 * o->leaf_stats; i++)
@@ -124,9 +129,8 @@ dp_status dp_replica_open(dp_replica *r, dp_worker *w, const dp_replica_options 
     return open_plans(r, err);
 }
 
-void dp_replica_close(dp_replica *r)
+static void give_back(dp_replica *r)
 {
-    if (!r->w) return;
     dp_be_device *d = r->w->be;
     int64_t n = r->params->count, buffers = r->params->buffer_count;
     if (r->eval_plan != r->plan) dp_plan_close(r->eval_plan);
@@ -138,7 +142,6 @@ void dp_replica_close(dp_replica *r)
     for (int i = 0; i < DP_MAX_SLOTS; i++) FREE(DP_MEM_GRADIENTS, r->grad[i], n * 4);
     FREE(DP_MEM_GRADIENTS, r->window, n * 4);
     for (int i = 0; r->leaf_stats && i < r->n_leaf_stats; i++) FREE(DP_MEM_STAGING, r->leaf_stats[i], buffers * 4);
-    free(r->leaf_stats);
     FREE(DP_MEM_OPTIMIZER, r->m, r->states * 4);
     FREE(DP_MEM_OPTIMIZER, r->v, r->states * 4);
     FREE(DP_MEM_OPTIMIZER, r->verdict, 2 * sizeof *r->verdict);
@@ -152,7 +155,21 @@ void dp_replica_close(dp_replica *r)
     FREE(DP_MEM_STAGING, r->sums, sizeof *r->sums * (size_t)r->n_sums);
     FREE(DP_MEM_STAGING, r->mean, r->channels * 4);
     FREE(DP_MEM_STAGING, r->inv_std, r->channels * 4);
+    for (int lane = 0; lane < DP_LANES; lane++)
+        FREE(DP_MEM_STAGING, r->inbox[lane], r->inbox_slot[lane] * r->inbox_slots[lane] * 4);
 #undef FREE
+}
+
+void dp_replica_close(dp_replica *r)
+{
+    if (!r->w) return;
+    if (dp_lost(r->w)) {
+        if (r->eval_plan != r->plan) dp_plan_leave(r->eval_plan);
+        dp_plan_leave(r->plan);
+    } else {
+        give_back(r);
+    }
+    free(r->leaf_stats);
     memset(r, 0, sizeof *r);
 }
 

@@ -20,6 +20,8 @@ typedef struct dp_replica {
     float *window;      /* sum over the micro-batches of a window; NULL without accumulation */
     float **leaf_stats; /* (2, leaves) flat buffers: statistics of each leaf, of two steps in turn (bn_stats = merged, sync) */
     int n_leaf_stats;
+    float *inbox[DP_LANES];                              /* copies of what this device cannot read on others: slots of ... */
+    int64_t inbox_slot[DP_LANES], inbox_slots[DP_LANES]; /* ... so many floats, so many of them */
     /* A leaf on the device. */
     void *x, *y;
     size_t x_bytes, y_bytes;
@@ -36,7 +38,6 @@ typedef struct dp_replica {
     dp_verdict *verdict;     /* (2): what the update obeys; what is reported, when that is known later */
     uint64_t booked;         /* timeline records that the caller has added up (the caller's) */
     double booked_to;        /* ... and the end of the last of them */
-    uint64_t given[DP_JOBS]; /* by job: the last reduction that it or a job before gave a gradient to */
     _Atomic int64_t created; /* backend's counter at the end of the last job */
 } dp_replica;
 
@@ -47,9 +48,10 @@ typedef struct dp_replica_options {
     int slots;  /* gradient arrays; 0: a replica that is never trained */
     int window; /* with an array for accumulation */
     int sums;
-    int states;       /* optimizer arrays per parameter; 0: none, or no update here */
-    int state_slices; /* they hold one of so many slices of every bucket; 0, 1: all */
-    int leaf_stats;   /* leaves whose statistics are kept apart */
+    int states;                                          /* optimizer arrays per parameter; 0: none, or no update here */
+    int state_slices;                                    /* they hold one of so many slices of every bucket; 0, 1: all */
+    int64_t inbox_slot[DP_LANES], inbox_slots[DP_LANES]; /* 0: none */
+    int leaf_stats;                                      /* leaves whose statistics are kept apart */
     int64_t targets_per_row;
 } dp_replica_options;
 

@@ -10,7 +10,7 @@ dp_status dp_signal_open(dp_signal *s, dp_worker *owner, dp_error *err)
 
 void dp_signal_close(dp_signal *s, dp_worker *owner)
 {
-    for (int i = 0; i < DP_SIGNAL_RING; i++)
+    for (int i = 0; !dp_lost(owner) && i < DP_SIGNAL_RING; i++)
         if (s->event[i]) owner->group->backend->event_close(s->event[i]), s->event[i] = NULL;
 }
 
@@ -29,7 +29,10 @@ int dp_signal_ready(const dp_signal *s, uint64_t value)
 
 dp_status dp_signal_wait(dp_signal *s, dp_worker *w, uint64_t value, const char *what, dp_error *err)
 {
+    dp_record before;
     DP_TRY(dp_await(w->group, w, &s->count, value, what, err));
+    int apart = dp_stream_waits(w, &before);
     dp_status status = w->group->backend->wait(w->stream, s->event[value % DP_SIGNAL_RING]);
+    if (apart) dp_stream_goes_on(w, &before);
     return status ? dp_fail(err, status, "Waiting for an event failed.") : DP_OK;
 }

@@ -1,5 +1,6 @@
 /* Phases of a worker: where one ends, the next begins. */
 #include "group.h"
+#include <math.h>
 
 static int in_line(const dp_worker *w)
 {
@@ -96,11 +97,61 @@ void dp_wait_ends(dp_worker *w, const dp_record *before, double now)
 {
     dp_record *r = &w->timeline.current[w->lane];
     if (!in_line(w)) {
+        if (r->phase != before->phase) dp_stream_goes_on(w, before); /* the watchdog looked meanwhile */
         r->waited += now - before->end;
         return;
     }
     begin_in_line(w, before->phase, now);
     r->bucket = before->bucket, r->layer = before->layer;
+}
+
+int dp_stream_waits(dp_worker *w, dp_record *before)
+{
+    *before = w->timeline.current[w->lane];
+    if (in_line(w) || before->phase < 0 || before->phase == DP_PHASE_IDLE) return 0;
+    begin_in_stream(w, w->lane, DP_PHASE_IDLE, dp_now());
+    return 1;
+}
+
+void dp_stream_goes_on(dp_worker *w, const dp_record *before)
+{
+    dp_record *r = &w->timeline.current[w->lane];
+    begin_in_stream(w, w->lane, before->phase, dp_now());
+    r->bucket = before->bucket, r->layer = before->layer;
+}
+
+/* The first record of a lane whose end has not been reached; NULL: there is none. */
+static const dp_record *stands_at(dp_worker *w, int lane)
+{
+    const dp_timeline *t = &w->timeline;
+    const dp_backend *b = w->group->backend;
+    uint64_t first = t->written - t->read > DP_RECORDS ? t->written - DP_RECORDS : t->read;
+    for (; first < t->written; first++) {
+        const dp_record *r = &t->record[first % DP_RECORDS];
+        if (r->lane == lane && b->done(t->event[lane][r->mark[1] % DP_MARKS]) != 1) return r;
+    }
+    return NULL;
+}
+
+void dp_timeline_look(dp_worker *w)
+{
+    const dp_backend *b = w->group->backend;
+    double since = INFINITY;
+    const char *layer = "";
+    int phase = DP_PHASE_IDLE;
+    if (in_line(w) || dp_lost(w)) return;
+    for (int lane = 0; lane < DP_LANES; lane++) /* the thread launches nothing now: behind this mark the lane is empty */
+        if (w->timeline.current[lane].phase >= 0 && w->timeline.current[lane].phase != DP_PHASE_IDLE)
+            begin_in_stream(w, lane, DP_PHASE_IDLE, dp_now());
+    for (int lane = 0; lane < DP_LANES; lane++) {
+        const dp_record *r = stands_at(w, lane);
+        dp_be_event *begin = r && r->phase != DP_PHASE_IDLE ? w->timeline.event[lane][r->mark[0] % DP_MARKS] : NULL;
+        if (!begin || b->done(begin) != 1 || b->when(begin) >= since) continue;
+        since = b->when(begin), phase = r->phase, layer = r->layer;
+    }
+    atomic_store_explicit(&w->stream_since, since, memory_order_relaxed);
+    atomic_store_explicit(&w->stream_layer, layer, memory_order_relaxed);
+    atomic_store_explicit(&w->stream_phase, phase, memory_order_relaxed);
 }
 
 void dp_phase_bucket(dp_worker *w, int bucket)
@@ -196,7 +247,7 @@ void dp_timeline_ended(dp_worker *w, uint64_t job)
     if (t->written - t->read > DP_RECORDS) t->read = t->written - DP_RECORDS;
     for (; t->read < t->written && t->record[t->read % DP_RECORDS].job <= job; t->read++) {
         dp_record *r = &t->record[t->read % DP_RECORDS];
-        if (in_line(w)) continue;
+        if (in_line(w) || dp_lost(w)) continue;
         r->begin = b->when(t->event[r->lane][r->mark[0] % DP_MARKS]);
         r->end = b->when(t->event[r->lane][r->mark[1] % DP_MARKS]);
         t->free[r->lane] = r->mark[1] + 1;

@@ -49,17 +49,34 @@ static dp_status put_facts(dp_st_out *o, const dp_facts *f, dp_error *err)
     return dp_st_meta(o, "format", "pt", err); /* what PyTorch's tools look for */
 }
 
+static dp_status put_position(dp_st_out *o, const dp_progress *p, const dp_facts *f, int state, dp_error *err)
+{
+    DP_TRY(put_facts(o, f, err));
+    DP_TRY(dp_st_meta(o, "kind", state ? "state" : "weights", err));
+    for (int i = 0; i < N_FIELDS; i++)
+        if (state || !strcmp(fields[i].key, "step") || !strcmp(fields[i].key, "epoch")) DP_TRY(put_number(o, p, i, err));
+    return DP_OK;
+}
+
 static dp_status write_file(dp_engine *e, const char *path, const dp_progress *p, const dp_facts *f, int state, dp_error *err)
 {
     dp_status s;
     dp_st_out *o = dp_st_out_new();
     if (!o) return dp_fail(err, DP_ENOMEM, "Out of memory while saving %s.", path);
-    s = put_facts(o, f, err);
-    if (!s) s = dp_st_meta(o, "kind", state ? "state" : "weights", err);
-    for (int i = 0; !s && i < N_FIELDS; i++)
-        if (state || !strcmp(fields[i].key, "step") || !strcmp(fields[i].key, "epoch")) s = put_number(o, p, i, err);
+    s = put_position(o, p, f, state, err);
     if (!s) s = dp_engine_write(e, o, state, err);
     if (!s) s = dp_st_commit(o, path, err);
+    dp_st_out_free(o);
+    return s;
+}
+
+dp_status dp_checkpoint_rescue(dp_engine *e, int fd, const dp_progress *p, const dp_facts *f, dp_error *err)
+{
+    dp_st_out *o = dp_st_out_new();
+    if (!o) return dp_fail(err, DP_ENOMEM, "Out of memory while saving the last snapshot.");
+    dp_status s = put_position(o, p, f, 1, err);
+    if (!s) s = dp_engine_rescue(e, o, err);
+    if (!s) s = dp_st_commit_to(o, fd, err);
     dp_st_out_free(o);
     return s;
 }

@@ -33,6 +33,9 @@ dp_status dp_checkpoint_save(dp_engine *e, const char *dir, const dp_progress *p
 dp_status dp_checkpoint_weights(dp_engine *e, const char *dir, const char *name, const dp_progress *p, const dp_facts *f,
                                 dp_error *err);
 
+/* The engine's last snapshot as a state file, into an open descriptor; p: where the run was then. Touches no device. */
+dp_status dp_checkpoint_rescue(dp_engine *e, int fd, const dp_progress *p, const dp_facts *f, dp_error *err);
+
 int dp_checkpoint_is_state(const dp_st_in *in);
 /* The progress in an open state file; path for messages. DP_EDATA when it is not a whole state. */
 dp_status dp_checkpoint_progress(const dp_st_in *in, const char *path, dp_progress *p, dp_error *err);

@@ -160,6 +160,8 @@ static dp_status resume(dp_trainer *t, const dp_st_in *in, const char *path, dp_
     DP_TRY(check_vocab(t, in, path, err));
     DP_TRY(set_normalize(t, in, path, 1, err));
     DP_TRY(dp_engine_read(t->engine, in, 1, err));
+    if (!strncmp(path, "/proc/self/fd/", 14)) /* handed over in memory: config.ini names what there is later */
+        dp_config_set(t->config, "run.resume", "auto");
     DP_TRY(dp_loader_seek(t->train_loader, (uint64_t)was.epoch, was.batch, err));
     if (was.devices != t->now.devices)
         dp_log(t->config, DP_LOG_INFO,

@@ -151,6 +151,16 @@ static void add_result(dp_result *sum, const dp_result *r)
     sum->step = r->step, sum->updates = r->updates, sum->grad_norm = r->grad_norm, sum->lr = r->lr, sum->skipped = r->skipped;
 }
 
+/* The engine went on without a device: the others have new numbers. */
+static void fewer_devices(dp_trainer *t)
+{
+    t->now.devices = dp_engine_devices(t->engine);
+    t->trace.n = 0;
+    dp_report_meters(t);
+    dp_report_warn(t, "From step %lld on the run goes on with %lld device%s.", (long long)t->now.step,
+                   (long long)t->now.devices, t->now.devices == 1 ? "" : "s");
+}
+
 /* Ends the oldest batch and books it. */
 static dp_status collect(dp_trainer *t, flight *f, dp_error *err)
 {
@@ -158,6 +168,7 @@ static dp_status collect(dp_trainer *t, flight *f, dp_error *err)
     dp_batch b = f->batch[0];
     dp_result r;
     DP_TRY(dp_engine_wait(t->engine, &r, err));
+    if (dp_engine_devices(t->engine) != p->devices) fewer_devices(t);
     dp_trace_batch(t);
     r.data_wait = f->data_wait[0];
     dp_loader_release(t->train_loader, &b);
@@ -180,6 +191,7 @@ static dp_status collect(dp_trainer *t, flight *f, dp_error *err)
     dp_result window = t->window;
     memset(&t->window, 0, sizeof t->window);
     p->step++, p->updates = r.updates;
+    if (dp_engine_snapshot(t->engine) == r.step + 1) t->snapshot = *p;
     return dp_report_step(t, &window, epoch, batch, err);
 }
 
@@ -239,6 +251,7 @@ static dp_status begin(dp_trainer *t, dp_error *err)
                        : dp_fail(err, DP_ENOMEM, "Out of memory while opening the log.");
     free(path);
     DP_TRY(s);
+    if (dp_engine_snapshot(t->engine) < 0) t->snapshot = t->now;
     t->run_begin = dp_now();
     dp_setup_notes(t);
     DP_TRY(dp_report_start(t, err));

@@ -58,10 +58,11 @@ struct dp_trainer {
     dp_facts facts;
 
     dp_progress now;
-    int64_t saved_step; /* step of the newest state written or read; -1: none */
-    dp_result window;   /* sums of the window being collected */
-    int epoch_open;     /* batches of the epoch were trained, DP_EVENT_EPOCH is not sent yet */
-    int hinted;         /* bit HINT_ of report.c: the user was told */
+    int64_t saved_step;   /* step of the newest state written or read; -1: none */
+    dp_progress snapshot; /* where the run was at the engine's last snapshot */
+    dp_result window;     /* sums of the window being collected */
+    int epoch_open;       /* batches of the epoch were trained, DP_EVENT_EPOCH is not sent yet */
+    int hinted;           /* bit HINT_ of report.c: the user was told */
     double run_begin;
     int64_t run_samples;
     dp_meter line_meter, epoch_meter;

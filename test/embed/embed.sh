@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds the three embedding programs against the build directory and, by pkg-config, against an installed copy; runs them and checks
+# Builds the four embedding programs against the build directory and, by pkg-config, against an installed copy; runs them and checks
 # that the loss falls (their exit code) and that the library itself writes nothing: the program's one line is all that is seen.
 set -u
 cd "${DP_ROOT:-.}" || exit 1
@@ -34,7 +34,7 @@ try() { # NAME COMMAND...: compile, then run
     fi
 }
 try_all() { # WHERE, compiler flags, linker flags
-    for f in embed functional; do try "$f.c, $1" $cc -std=c99 $strict $2 test/embed/$f.c $3; done
+    for f in embed functional collective; do try "$f.c, $1" $cc -std=c99 $strict $2 test/embed/$f.c $3; done
     if command -v "$cxx" >/dev/null; then
         try "embed.cpp, $1" $cxx -std=c++11 $strict $2 test/embed/embed.cpp $3
     else
@@ -58,7 +58,7 @@ try_all "an installed copy" "$(pkg-config --cflags libdp)" "$(pkg-config --libs 
 make -s --no-print-directory uninstall PREFIX="$work/there" >"$work/log" 2>&1
 left=$(find "$work/there" -type f)
 [ -z "$left" ] && echo "ok make uninstall" || { printf 'not ok make uninstall leaves\n%s\n' "$left"; bad=1; }
-for f in embed.c embed.cpp functional.c; do
+for f in embed.c embed.cpp functional.c collective.c; do
     [ "$(wc -l <test/embed/$f)" -le 80 ] || { echo "not ok $f is longer than 80 lines"; bad=1; }
 done
 exit $bad

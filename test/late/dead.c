@@ -160,6 +160,16 @@ void late_device_out(dp_be_device *d)
     pthread_mutex_unlock(&lists);
 }
 
+void late_lose(int device)
+{
+    int none = DP_OK;
+    pthread_mutex_lock(&lists);
+    for (late_link *l = devices; l; l = l->next, none = DP_OK)
+        if (device_of(l)->options.index == device)
+            atomic_compare_exchange_strong(&device_of(l)->failed, &none, (int)DP_EDEVICE_LOST);
+    pthread_mutex_unlock(&lists);
+}
+
 void late_kill(int device)
 {
     pthread_rwlock_wrlock(&working);
@@ -208,17 +218,25 @@ static int within(const block *b, const void *const *p, int n)
     return 0;
 }
 
-dp_status late_begin(const late_work *w)
+/* Work on the memory of a dead device fails, and with no_peer_reads on that of any other. */
+dp_status late_begin(const dp_be_device *by, const late_work *w)
 {
     const void *p[MAX_LEAVES + 4];
-    int hit = 0;
+    int hit = 0, apart = by->how.no_peer_reads;
+#ifdef __SANITIZE_THREAD__
+    apart = 0; /* the locks below would make order between streams */
+#endif
     pthread_rwlock_rdlock(&working);
-    if (!atomic_load_explicit(&killed, memory_order_relaxed)) return DP_OK;
+    if (!atomic_load_explicit(&killed, memory_order_relaxed) && !apart) return DP_OK;
     int n = pointers(w, p);
     pthread_mutex_lock(&lists);
-    for (late_link *l = devices; l; l = l->next)
-        for (late_link *b = late_dead(device_of(l)->options.index) ? device_of(l)->blocks : NULL; b; b = b->next)
-            hit |= within(block_of(b), p, n);
+    for (late_link *l = devices; l; l = l->next) {
+        dp_be_device *d = device_of(l);
+        if (!late_dead(d->options.index) && !(apart && d != by)) continue;
+        pthread_mutex_lock(&d->lock);
+        for (late_link *b = d->blocks; b; b = b->next) hit |= within(block_of(b), p, n);
+        pthread_mutex_unlock(&d->lock);
+    }
     pthread_mutex_unlock(&lists);
     return hit ? DP_EDEVICE : DP_OK;
 }

@@ -177,6 +177,7 @@ void late_destroy_kernel(dp_kernel *k);
 
 /* dead.c */
 int late_dead(int device);
+void late_lose(int device); /* a call said that it is lost: the others will, too */
 void late_device_in(dp_be_device *d);
 void late_device_out(dp_be_device *d);
 dp_status late_map(dp_be_device *d, int mem_class, size_t bytes, const char *what, void **p, dp_error *err);
@@ -185,7 +186,7 @@ dp_status late_pin(dp_be_device *d, void *p, size_t bytes, dp_error *err);
 void late_unpin(dp_be_device *d, void *p);
 int late_touches(const dp_be_device *d); /* counts when it is dead: leave it alone then */
 /* Around a piece of work: nobody dies meanwhile. DP_EDEVICE: it would touch what is dead. */
-dp_status late_begin(const late_work *w);
+dp_status late_begin(const dp_be_device *by, const late_work *w);
 void late_end(void);
 void late_bury(void);
 #endif

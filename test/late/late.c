@@ -34,7 +34,11 @@ const char *late_kind_name(late_kind k)
 
 void late_arm(const late_fault *f)
 {
-    if (n_faults < LATE_FAULTS) faults[n_faults++] = *f;
+    int at = n_faults;
+    for (int i = 0; i < n_faults; i++)
+        if (faults[i].nth <= 0) at = i; /* one that has been met makes room */
+    if (at < LATE_FAULTS) faults[at] = *f;
+    if (at == n_faults && at < LATE_FAULTS) n_faults++;
     atomic_store(&released, 0);
     atomic_store(&hanging, 0);
 }
@@ -82,6 +86,7 @@ dp_status late_met(const dp_be_options *o, int kind, dp_error *err)
     if (f && f->hang) hang(o);
     if (f && f->kill) late_kill(o->index);
     if (late_dead(o->index)) return gone(o, err);
+    if (f && f->status == DP_EDEVICE_LOST) late_lose(o->index);
     return f && f->status ? dp_fail(err, f->status, "Injected: %s failed.", late_kind_name((late_kind)kind)) : DP_OK;
 }
 
@@ -156,7 +161,7 @@ static dp_status perform(dp_be_stream *s, late_work *w)
     if (w->kind == LATE_WAIT) await_event(s, w);
     if (w->kind >= LATE_RECORD) return DP_OK;
     dp_be_device *d = s->device;
-    dp_status status = late_begin(w);
+    dp_status status = late_begin(d, w);
     atomic_fetch_add(&d->working, 1); /* before the look: see late_failed */
     if (!status && !atomic_load(&d->failed)) status = carry_out(s, w);
     atomic_fetch_sub(&d->working, 1);
@@ -225,6 +230,7 @@ dp_status late_enqueue(dp_be_stream *s, const late_work *w)
         if (f->hang) hang(&d->options);
         if (f->kill) late_kill(d->options.index);
         if (late_dead(d->options.index)) return DP_EDEVICE_LOST;
+        if (f->status == DP_EDEVICE_LOST) late_lose(d->options.index);
         if (f->status) return f->status;
         f = NULL;
     }

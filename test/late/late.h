@@ -37,7 +37,7 @@ typedef struct late_options {
     uint64_t seed;
     int delay_us;      /* at most this long before one of four pieces of work; 0: never */
     int kernel_us;     /* a forward or backward takes so long besides: the stream sleeps, as a host does while a GPU computes */
-    int no_peer_reads; /* reads_peer says 0 */
+    int no_peer_reads; /* reads_peer says 0, and work that touches another device's memory fails */
 } late_options;
 /* For all devices opened from now on; forgets faults, buries the dead (their engines are closed). One engine at a time may be failing,
  * any number may run. */

