@@ -46,6 +46,8 @@ TEST_C = $(wildcard $(TEST_DIRS:%=test/%/test_*.c))
 HELP_C = $(filter-out $(TEST_C),$(wildcard $(TEST_DIRS:%=test/%/*.c)))
 TESTS = $(TEST_C:%.c=$(B)/%)
 TEST_SH = $(wildcard test/cli/*.sh test/embed/*.sh)
+# Set by cusim.mk, where CUDA's headers are: tests of the CUDA backend on simulated GPUs.
+CUSIM_TESTS =
 
 .PHONY: all demo deps test test-programs test-long test-asan test-tsan test-fresh bench goldens install uninstall format lint clean help
 all: $(B)/libdp.a $(PROGRAMS) ## build library and programs (the default)
@@ -82,6 +84,8 @@ $(TESTS): $(B)/%: $(B)/obj/%.o $(B)/test/libdp-internal.a
 	$(Q)$(CC) $(CFLAGS) $(SAN) $(LDFLAGS) -o $@ $^ -lcmocka $(LIBS)
 .SECONDARY: $(TEST_C:%.c=$(B)/obj/%.o)
 
+include nn/cuda/cuda.mk test/cusim/cusim.mk
+
 demo: ## install what is missing, build, train LeNet on two CPU devices (under a minute)
 	@$(MAKE) --no-print-directory deps
 	@$(MAKE) --no-print-directory all
@@ -95,9 +99,9 @@ deps: ## install the packages that are missing (Debian, Ubuntu; root or sudo)
 	[ -z "$$root" ] || command -v sudo >/dev/null || { echo "Not root, and no sudo: please have installed:" $$missing; exit 1; }; \
 	$$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing
 
-test-programs: all $(TESTS)
+test-programs: all $(TESTS) $(CUSIM_TESTS)
 test: test-programs ## build and run every test (DP_SCALE=short|full); the last line counts
-	@B=$(B) CC="$(CC)" DP_SCALE=$${DP_SCALE:-short} test/run $(TESTS) $(TEST_SH)
+	@B=$(B) CC="$(CC)" DP_SCALE=$${DP_SCALE:-short} test/run $(TESTS) $(CUSIM_TESTS) $(TEST_SH)
 test-long: ## the same with whole networks and large grids
 	@DP_SCALE=full $(MAKE) --no-print-directory test
 test-asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer, leaks included
