@@ -124,6 +124,8 @@ DP_API dp_status dp_engine_measure_links(dp_engine *e, dp_error *err);
 DP_API int dp_engine_link(const dp_engine *e, int from, int to, dp_link *l); /* 0: no such pair */
 /* How a batch of n would be cut: rows[i] of device i, over all rounds. Returns the number of devices; fills at most max. */
 DP_API int dp_engine_split(const dp_engine *e, int64_t n, int64_t *rows, int max);
+/* DP_ETIMEOUT: a device hangs and may go on at any time: the engine stays, and so must the batches that were in flight. Of a device that is lost
+ * nothing is freed; the log says how much stays. */
 DP_API dp_status dp_engine_close(dp_engine *e, dp_error *err);
 
 /* ---- trainer: the loop that dptrain runs ---- */

@@ -15,7 +15,7 @@
 /* Of the test's thread, which writes them while nothing is in flight. */
 static late_options options;
 static late_fault faults[LATE_FAULTS];
-static int n_faults;
+static _Atomic int n_faults; /* entries below it are complete */
 static _Atomic int released, hanging;
 
 static const dp_backend *cpu(void)
@@ -34,11 +34,11 @@ const char *late_kind_name(late_kind k)
 
 void late_arm(const late_fault *f)
 {
-    int at = n_faults;
-    for (int i = 0; i < n_faults; i++)
-        if (faults[i].nth <= 0) at = i; /* one that has been met makes room */
+    int n = atomic_load_explicit(&n_faults, memory_order_relaxed), at = n;
+    for (int i = 0; i < n; i++)
+        if (__atomic_load_n(&faults[i].nth, __ATOMIC_RELAXED) <= 0) at = i; /* one that has been met makes room */
     if (at < LATE_FAULTS) faults[at] = *f;
-    if (at == n_faults && at < LATE_FAULTS) n_faults++;
+    if (at == n && at < LATE_FAULTS) atomic_store_explicit(&n_faults, n + 1, memory_order_release);
     atomic_store(&released, 0);
     atomic_store(&hanging, 0);
 }
@@ -58,8 +58,11 @@ void late_release(void)
 static const late_fault *fault(const dp_be_options *o, int kind)
 {
     const late_fault *hit = NULL;
-    for (int i = 0; i < n_faults; i++)
-        if ((int)faults[i].kind == kind && faults[i].device == o->index && --faults[i].nth == 0) hit = &faults[i];
+    int n = atomic_load_explicit(&n_faults, memory_order_acquire);
+    for (int i = 0; i < n; i++)
+        if ((int)faults[i].kind == kind && faults[i].device == o->index &&
+            __atomic_sub_fetch(&faults[i].nth, 1, __ATOMIC_RELAXED) == 0)
+            hit = &faults[i];
     return hit;
 }
 
@@ -195,6 +198,7 @@ static void run(dp_be_stream *s, late_work *w)
     if (!status && !atomic_load_explicit(&d->failed, memory_order_relaxed)) status = perform(s, w);
     int none = DP_OK;
     if (status) atomic_compare_exchange_strong(&d->failed, &none, (int)status);
+    while (w->kind == LATE_RECORD && atomic_load(&d->failed) && atomic_load(&d->working)) sched_yield(); /* as late_failed */
     finish(w);
 }
 

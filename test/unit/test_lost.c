@@ -142,7 +142,7 @@ static void a_hanging_device_is_named(void **state)
                 rig r;
                 dp_error err;
                 char what[160], settings[160];
-                if (!meets(modes[m], &phases[i], d) || (!rig_full() && (m + 3 * i + 5 * d) % 13)) continue;
+                if (!meets(modes[m], &phases[i], d) || (!rig_full() && (m + 3 * i + 5 * d) % 19)) continue;
                 int event = phases[i].kind == LATE_RECORD || phases[i].kind == LATE_WAIT; /* no work: only the call can hang */
                 late_fault f = {phases[i].kind, d, phases[i].nth, DP_OK, event || (m + i + d) % 2, 1, 0};
                 snprintf(what, sizeof what, "%s: device %d hangs in %s, %s", modes[m], d, phases[i].name,
@@ -154,7 +154,7 @@ static void a_hanging_device_is_named(void **state)
                 late_arm(&f);
                 named(two_steps(&r, &data, &err), DP_ETIMEOUT, &err, d, what);
                 for (int k = 0; k < 4; k++) { /* for every device: where it is, and for how long */
-                    char wanted[16];
+                    char wanted[32];
                     snprintf(wanted, sizeof wanted, "device %d: ", k);
                     assert_non_null(strstr(err.text, wanted));
                 }
@@ -166,29 +166,27 @@ static void a_hanging_device_is_named(void **state)
             }
 }
 
-/* It never comes back: close gives up, says so, and the threads that can end do. */
+/* It never comes back: close gives up, says so, and the threads that can end do. What the device may still touch has to stay for good, the
+ * batch too. */
 static void closing_leaves_what_hangs(void **state)
 {
+    static rig left[2];
+    static rig_data data[2];
     (void)state;
-    static rig left[2]; /* for the leak checker: what stays behind is still known */
     for (int at_once = 0; at_once < 2; at_once++) {
-        rig r;
-        int threads = rig_threads();
         dp_error err;
-        rig_data data = rig_data_new(&rig_conv, 24, 3);
-        rig_open(&r, &rig_conv, fresh(), 4, 0, "devices.timeout_s=0.5 devices.mode=balanced");
-        rig_step(&r, &data, 0, 24);
+        int threads = rig_threads();
+        rig *r = &left[at_once];
+        data[at_once] = rig_data_new(&rig_conv, 24, 3);
+        rig_open(r, &rig_conv, fresh(), 4, 0, "devices.timeout_s=1.5 devices.mode=balanced");
+        rig_step(r, &data[at_once], 0, 24);
         late_arm(&(late_fault){LATE_FORWARD, 2, 1, DP_OK, at_once, 1, 0});
-        named(two_steps(&r, &data, &err), DP_ETIMEOUT, &err, 2, "hangs for good");
-        assert_int_equal(dp_engine_close(r.e, &err), DP_ETIMEOUT);
+        named(two_steps(r, &data[at_once], &err), DP_ETIMEOUT, &err, 2, "hangs for good");
+        assert_int_equal(dp_engine_close(r->e, &err), DP_ETIMEOUT);
         assert_non_null(strstr(err.text, "left behind"));
-        if (rig_threads() > threads + at_once + 4 * DP_LANES)
-            fail_msg("%d threads, %d before", rig_threads(), threads); /* streams are the devices' */
-        assert_int_equal(dp_engine_close(r.e, &err), DP_ETIMEOUT);
-        rig_data_free(&data);
-        left[at_once] = r;
-        assert_non_null(left[at_once].e);
-        late_release();
+        if (rig_threads() > threads + at_once + 4 * DP_LANES) /* streams are the devices'; a worker that stands in a call */
+            fail_msg("%d threads, %d before", rig_threads(), threads);
+        assert_int_equal(dp_engine_close(r->e, &err), DP_ETIMEOUT);
     }
 }
 
