@@ -145,7 +145,7 @@ dp_status dp_wait_once(dp_engine *e, dp_result *result, dp_error *err)
     if (s->update) {
         const dp_verdict *seen = &s->verdict[e->on.early];
         r.grad_norm = seen->norm;
-        e->updates = s->verdict->steps;
+        e->updates = e->on.early ? e->updates + 1 : seen->steps; /* an early update is never skipped */
         finite = seen->finite;
     } else if (s->last_of_window) {
         r.skipped = 1;

@@ -89,7 +89,8 @@ dp_status dp_report_all(dp_walk *k, int b, dp_error *err)
 {
     (void)b;
     DP_TRY(norm(k, &k->r->verdict[1], err));
-    return dp_send(k->r->w, k->step->verdict, k->r->verdict, 2 * sizeof *k->r->verdict, err);
+    return dp_send(k->r->w, &k->step->verdict[1], &k->r->verdict[1], sizeof *k->r->verdict,
+                   err); /* [0] may be the next step's */
 }
 
 dp_status dp_update_bucket(dp_walk *k, int b, dp_error *err)

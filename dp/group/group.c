@@ -451,12 +451,12 @@ dp_status dp_group_wait(dp_group *g, uint64_t seq, dp_error *err)
     dp_error late;
     for (int d = 0; d < g->n && !status; d++) status = dp_await(g, NULL, &g->worker[d].done, seq, "the step to end", &late);
     if (!status && !atomic_load(&g->aborted)) return DP_OK;
-    /* Who failed first tells in a moment; peers leave their waits at once. */
+    /* Who failed first tells in a moment; peers leave their waits at once, and let go of what else is in flight. */
     double begin = dp_now();
     dp_status cause = first_failure(g, err);
     while (dp_now() - begin < 0.5) {
         int all = 1;
-        for (int d = 0; d < g->n; d++) all &= atomic_load(&g->worker[d].done) >= seq;
+        for (int d = 0; d < g->n; d++) all &= atomic_load(&g->worker[d].done) >= atomic_load(&g->posted);
         cause = first_failure(g, err);
         if (all) break;
         sched_yield();

@@ -79,10 +79,8 @@ fail:
 void dp_cuda_close(dp_be_device *d)
 {
     if (!d) return;
-    if (!dp_cuda_lost(d)) {
-        dp_dnn_close(d);
-        dp_lt_close(d);
-    }
+    dp_dnn_close(d); /* of a lost device only host memory goes */
+    dp_lt_close(d);
     dp_cuda_clock_close(d);
     free(d);
 }

@@ -44,7 +44,7 @@ dp_status dp_dnn_open(dp_be_device *d, dp_error *err)
 void dp_dnn_close(dp_be_device *d)
 {
     if (!d->dnn) return;
-    (void)check(d, cudnnDestroy(d->dnn->handle), "cudnnDestroy", NULL);
+    if (!dp_cuda_lost(d)) (void)check(d, cudnnDestroy(d->dnn->handle), "cudnnDestroy", NULL);
     free(d->dnn);
     d->dnn = NULL;
 }

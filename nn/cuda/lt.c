@@ -42,7 +42,7 @@ dp_status dp_lt_open(dp_be_device *d, dp_error *err)
 void dp_lt_close(dp_be_device *d)
 {
     if (!d->lt) return;
-    (void)check(d, cublasLtDestroy(d->lt->handle), "cublasLtDestroy", NULL);
+    if (!dp_cuda_lost(d)) (void)check(d, cublasLtDestroy(d->lt->handle), "cublasLtDestroy", NULL);
     free(d->lt);
     d->lt = NULL;
 }

@@ -2,7 +2,8 @@
 #ifndef CUSIM_CONV_H
 #define CUSIM_CONV_H
 #include <cstdint>
-namespace cusim {
+namespace cusim
+{
 struct Conv {
     int64_t n, h, w, c, k, r, s, p, q; // input n h w c, filter k r s c, output n p q k
     int64_t pad[2], stride[2], dilation[2];

@@ -1,4 +1,6 @@
 // cublasLt: products of fp32 matrices with its epilogues, and what it refuses.
+#include <mutex>
+#include <set>
 #include "library.h"
 #include <cmath>
 #include <cstring>
@@ -219,11 +221,18 @@ using namespace cusim;
     Hidden hidden_;                                                                                                            \
     if (const int e_ = enter_library(__func__, flags, CUBLAS_STATUS_EXECUTION_FAILED)) return (cublasStatus_t)e_
 
+// Of a device that died nobody destroys the handle: it stays known here, for the leak checker.
+static auto &handles = *new std::set<Handle *>; // never destroyed: the checker looks at the very end
+static std::mutex handles_lock;
+
 LT cublasLtCreate(cublasLtHandle_t *h)
 {
     ENTER_LT(CONTEXT | ALIVE | UNSAFE);
     if (!take_handle(true, 0)) return CUBLAS_STATUS_ALLOC_FAILED;
-    *h = (cublasLtHandle_t) new Handle{here().index};
+    Handle *made = new Handle{here().index};
+    std::lock_guard<std::mutex> lock(handles_lock);
+    handles.insert(made);
+    *h = (cublasLtHandle_t)made;
     return CUBLAS_STATUS_SUCCESS;
 }
 LT cublasLtDestroy(cublasLtHandle_t h)
@@ -232,6 +241,8 @@ LT cublasLtDestroy(cublasLtHandle_t h)
     if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
     if (((Handle *)h)->device != here().index) die("cublasLtDestroy: the handle is of another device than the thread's");
     take_handle(false, 0);
+    std::lock_guard<std::mutex> lock(handles_lock);
+    handles.erase((Handle *)h);
     delete (Handle *)h;
     return CUBLAS_STATUS_SUCCESS;
 }

@@ -176,8 +176,8 @@ static void matmul_open(void)
 static void matmul(cudaStream_t s, int out)
 {
     const float one = 1, zero = 0;
-    OK(cublasLtMatmul(lt, desc, &one, matrix, layout, matrix, layout, &zero, matrix, layout, matrix + 256 * out, layout, &choice.algo,
-                      workspace, 4096, s));
+    OK(cublasLtMatmul(lt, desc, &one, matrix, layout, matrix, layout, &zero, matrix, layout, matrix + 256 * out, layout,
+                      &choice.algo, workspace, 4096, s));
 }
 static void matmul_close(void)
 {
@@ -403,10 +403,17 @@ const cusim_case cusim_fine[] = {
     {NULL, NULL, NULL},
 };
 const cusim_case cusim_races[] = {
-    {"no_wait", no_wait, NULL},         {"no_wait_late", no_wait_late, NULL},   {"old_record", old_record, NULL},
-    {"host_writes", host_writes, NULL}, {"host_reads", host_reads, NULL},       {"overwritten", overwritten, NULL},
-    {"library_reads", library_reads, NULL}, {"library_workspace", library_workspace, NULL},
-    {"graph_edge", graph_edge, NULL},   {"block", block, NULL},                 {NULL, NULL, NULL},
+    {"no_wait", no_wait, NULL},
+    {"no_wait_late", no_wait_late, NULL},
+    {"old_record", old_record, NULL},
+    {"host_writes", host_writes, NULL},
+    {"host_reads", host_reads, NULL},
+    {"overwritten", overwritten, NULL},
+    {"library_reads", library_reads, NULL},
+    {"library_workspace", library_workspace, NULL},
+    {"graph_edge", graph_edge, NULL},
+    {"block", block, NULL},
+    {NULL, NULL, NULL},
 };
 
 int cusim_run_case(const char *name)

@@ -24,7 +24,7 @@ static inline cusim_counters counted(void)
     cusim_read(&c);
     return c;
 }
-#define OK(call) assert_int_equal(call, cudaSuccess)
+#define OK(call)          assert_int_equal(call, cudaSuccess)
 #define GIVES(code, call) (assert_int_equal(call, code), assert_int_equal(cudaGetLastError(), code))
 
 typedef struct world {

@@ -7,7 +7,8 @@
 #undef blockDim
 #undef gridDim
 #undef warpSize
-namespace cusim {
+namespace cusim
+{
 constexpr size_t MOST_SHARED = 99 << 10; // of a block, opted in
 void run_grid(const char *kernel, int device, dim3 grid, dim3 dim, size_t shared, const std::function<void()> &thread);
 void fibers_end(); // of this thread

@@ -20,7 +20,8 @@
 #include <cuda_runtime_api.h>
 #include "cusim.h"
 
-namespace cusim {
+namespace cusim
+{
 
 // -- messages and ThreadSanitizer (core.cpp) --
 [[noreturn]] void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -53,8 +54,8 @@ unsigned random_below(unsigned n); // under `world` or not: each thread has its 
 // -- devices (core.cpp, device.cpp) --
 struct Device {
     int index = 0;
-    char *guard = nullptr; // addresses that the program sees: no access
-    char *alias = nullptr; // the memory behind them, for kernels and copies
+    char *guard = nullptr;         // addresses that the program sees: no access
+    char *alias = nullptr;         // the memory behind them, for kernels and copies
     std::map<size_t, size_t> used; // offset -> bytes asked for
     std::map<size_t, std::deque<size_t>> unused;
     size_t end = 0, taken = 0, limit = 0;
@@ -81,18 +82,18 @@ void kill_device(Device &d, cudaError_t e); // under world
 // -- counters and faults (fault.cpp) --
 extern cusim_counters counters;
 extern std::map<std::string, int64_t, std::less<>> &calls;
-cudaError_t call_fault(const char *name);                // under world
+cudaError_t call_fault(const char *name);                                  // under world
 bool pair_fault(const char *kind, int from, int to, int *value = nullptr); // under world
-bool switched(const char *kind, const char *which);      // under world
-int most_peers();                                        // under world
-void before_work(Lock &l, Device &d);                    // counts it; may kill the device or hang
+bool switched(const char *kind, const char *which);                        // under world
+int most_peers();                                                          // under world
+void before_work(Lock &l, Device &d);                                      // counts it; may kill the device or hang
 void wait_release(Lock &l);
 
 // -- memory (memory.cpp) --
-int owner(const void *p);                                // device, -1: host
+int owner(const void *p);                                           // device, -1: host
 void *reach(const void *p, size_t n, int device, const char *what); // its alias for work on that device; misuse is fatal
-bool allocated(const void *p);                           // device memory that was not freed
-bool pinned(const void *p, size_t n);                    // under world
+bool allocated(const void *p);                                      // device memory that was not freed
+bool pinned(const void *p, size_t n);                               // under world
 
 // -- order --
 struct Gen { // one record of an event
@@ -104,7 +105,7 @@ enum class Kind { kernel, library, copy, fill, host, mark };
 struct Op {
     Kind kind;
     std::string name;
-    std::function<void()> work; // for marks it runs even when the device is lost
+    std::function<void()> work;     // for marks it runs even when the device is lost
     CUevent_st *external = nullptr; // a node that records an event when the graph runs
 };
 struct Capture;
@@ -126,9 +127,9 @@ void execute(Device &d, const Op &op);     // on the stream's thread
 cudaError_t check_stream(cudaStream_t s);  // dies for what is not modelled
 double now_ms();
 std::shared_ptr<Capture> capture_of_thread();
-void finish_gen(Gen &g);                   // under world
+void finish_gen(Gen &g); // under world
 void wait_gen(Lock &l, Gen &g);
-void check_event(cudaEvent_t e);           // under world
+void check_event(cudaEvent_t e);                        // under world
 cudaStream_t make_stream(unsigned flags, int priority); // on the thread's device
 void close_stream(Lock &l, cudaStream_t s);
 void synchronize(cudaStream_t s);

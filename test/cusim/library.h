@@ -2,7 +2,8 @@
 #ifndef CUSIM_LIBRARY_H
 #define CUSIM_LIBRARY_H
 #include "internal.h"
-namespace cusim {
+namespace cusim
+{
 
 // 0, or the status of the call: an injected code, or `failed` when the device is lost.
 int enter_library(const char *name, int flags, int failed);

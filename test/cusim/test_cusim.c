@@ -327,7 +327,8 @@ static void test_fatal(void **state)
     (void)state;
     for (const cusim_case *c = cusim_fatal; c->name; c++) {
         const int status = run_case(c->name, "CUSIM_JITTER_US", "300");
-        if (status == 0 || !strstr(output, c->says)) fail_msg("%s: wanted \"%s\", got status %d and: %s", c->name, c->says, status, output);
+        if (status == 0 || !strstr(output, c->says))
+            fail_msg("%s: wanted \"%s\", got status %d and: %s", c->name, c->says, status, output);
     }
 }
 

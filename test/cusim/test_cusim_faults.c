@@ -226,9 +226,12 @@ static void test_capture_refused(void **state)
     static const struct {
         cudaError_t (*call)(world *w);
         cudaError_t code;
-    } bad[] = {{bad_malloc, cudaErrorStreamCaptureUnsupported},      {bad_sync, cudaErrorStreamCaptureUnsupported},
-               {bad_query, cudaErrorStreamCaptureUnsupported},       {bad_device_sync, cudaErrorStreamCaptureUnsupported},
-               {bad_pageable, cudaErrorStreamCaptureUnsupported},    {bad_isolation, cudaErrorStreamCaptureIsolation},
+    } bad[] = {{bad_malloc, cudaErrorStreamCaptureUnsupported},
+               {bad_sync, cudaErrorStreamCaptureUnsupported},
+               {bad_query, cudaErrorStreamCaptureUnsupported},
+               {bad_device_sync, cudaErrorStreamCaptureUnsupported},
+               {bad_pageable, cudaErrorStreamCaptureUnsupported},
+               {bad_isolation, cudaErrorStreamCaptureIsolation},
                {bad_event, cudaErrorCapturedEvent}};
     world *w = *state;
     cudaGraph_t g;

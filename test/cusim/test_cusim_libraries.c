@@ -122,14 +122,16 @@ static void product_close(product *p)
 static cublasStatus_t choose(product *p)
 {
     int n = 0;
-    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(lt, p->desc, p->a, p->b, p->c, p->d, p->preference, 1, &p->result, &n);
+    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(lt, p->desc, p->a, p->b, p->c, p->d, p->preference, 1, &p->result,
+                                                            &n);
     assert_int_equal(n, s == CUBLAS_STATUS_SUCCESS);
     return s;
 }
 static cublasStatus_t multiply(product *p, const float *a, const float *b, float *d, size_t bytes)
 {
     const float alpha = 2, beta = 0;
-    return cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, d, p->c, d, p->d, &p->result.algo, workspace, bytes, stream);
+    return cublasLtMatmul(lt, p->desc, &alpha, a, p->a, b, p->b, &beta, d, p->c, d, p->d, &p->result.algo, workspace, bytes,
+                          stream);
 }
 
 static float A[MOST], B[MOST];
@@ -202,9 +204,10 @@ static double gelu(double x)
 static void test_epilogues(void **state)
 {
     static const uint32_t all[] = {
-        CUBLASLT_EPILOGUE_BIAS,      CUBLASLT_EPILOGUE_RELU,      CUBLASLT_EPILOGUE_RELU_BIAS,  CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
-        CUBLASLT_EPILOGUE_GELU,      CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU,
-        CUBLASLT_EPILOGUE_DRELU_BGRAD, CUBLASLT_EPILOGUE_DGELU,   CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA,
+        CUBLASLT_EPILOGUE_BIAS,          CUBLASLT_EPILOGUE_RELU,        CUBLASLT_EPILOGUE_RELU_BIAS,
+        CUBLASLT_EPILOGUE_RELU_AUX_BIAS, CUBLASLT_EPILOGUE_GELU,        CUBLASLT_EPILOGUE_GELU_BIAS,
+        CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DRELU,       CUBLASLT_EPILOGUE_DRELU_BGRAD,
+        CUBLASLT_EPILOGUE_DGELU,         CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA,
         CUBLASLT_EPILOGUE_BGRADB};
     (void)state;
     static float bias_in[LD], aux_in[LD * LD * 2];
@@ -391,15 +394,18 @@ static void test_convolution(void **state)
     float *x = device(IN, 1, X), *w = device(FILTER, 2, W), *dy = device(OUT, 3, DY), *y = device(OUT, 0, NULL);
     float *dx = device(IN, 0, NULL), *dw = device(FILTER, 0, NULL), *bias = device(OUT_C, 4, bias_in);
     by_definition();
-    OK(cudnnGetConvolutionForwardWorkspaceSize(dnn, c.x, c.w, c.d, c.y, CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, &bytes));
-    OK(cudnnConvolutionForward(dnn, &one, c.x, x, c.w, w, c.d, CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, workspace, bytes, &zero,
-                               c.y, y));
+    OK(cudnnGetConvolutionForwardWorkspaceSize(dnn, c.x, c.w, c.d, c.y, CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
+                                               &bytes));
+    OK(cudnnConvolutionForward(dnn, &one, c.x, x, c.w, w, c.d, CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, workspace,
+                               bytes, &zero, c.y, y));
     fetch(y, OUT);
     for (int i = 0; i < OUT; i++) near(host[i], want_y[i]);
     for (int relu = 0; relu < 2; relu++) {
-        OK(cudnnSetActivationDescriptor(c.act, relu ? CUDNN_ACTIVATION_RELU : CUDNN_ACTIVATION_IDENTITY, CUDNN_PROPAGATE_NAN, 0));
-        OK(cudnnConvolutionBiasActivationForward(dnn, &one, c.x, x, c.w, w, c.d, CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
-                                                 workspace, bytes, &zero, c.y, y, c.bias, bias, c.act, c.y, y));
+        OK(cudnnSetActivationDescriptor(c.act, relu ? CUDNN_ACTIVATION_RELU : CUDNN_ACTIVATION_IDENTITY, CUDNN_PROPAGATE_NAN,
+                                        0));
+        OK(cudnnConvolutionBiasActivationForward(dnn, &one, c.x, x, c.w, w, c.d,
+                                                 CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM, workspace, bytes, &zero, c.y,
+                                                 y, c.bias, bias, c.act, c.y, y));
         fetch(y, OUT);
         for (int i = 0; i < OUT; i++) {
             const double v = want_y[i] + bias_in[i % OUT_C];
@@ -407,17 +413,17 @@ static void test_convolution(void **state)
         }
     }
     for (int algo = 0; algo < 2; algo++) { /* ALGO_0 adds in any order */
-        OK(cudnnConvolutionBackwardData(dnn, &one, c.w, w, c.y, dy, c.d, (cudnnConvolutionBwdDataAlgo_t)algo, workspace, WORKSPACE, &zero,
-                                        c.x, dx));
+        OK(cudnnConvolutionBackwardData(dnn, &one, c.w, w, c.y, dy, c.d, (cudnnConvolutionBwdDataAlgo_t)algo, workspace,
+                                        WORKSPACE, &zero, c.x, dx));
         fetch(dx, IN);
         for (int i = 0; i < IN; i++) near(host[i], want_dx[i]);
-        OK(cudnnConvolutionBackwardFilter(dnn, &one, c.x, x, c.y, dy, c.d, (cudnnConvolutionBwdFilterAlgo_t)algo, workspace, WORKSPACE,
-                                          &zero, c.w, dw));
+        OK(cudnnConvolutionBackwardFilter(dnn, &one, c.x, x, c.y, dy, c.d, (cudnnConvolutionBwdFilterAlgo_t)algo, workspace,
+                                          WORKSPACE, &zero, c.w, dw));
         fetch(dw, FILTER);
         for (int i = 0; i < FILTER; i++) near(host[i], want_dw[i]);
     }
-    OK(cudnnConvolutionBackwardFilter(dnn, &one, c.x, x, c.y, dy, c.d, CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, workspace, WORKSPACE, &one, c.w,
-                                      dw)); /* adds to what is there */
+    OK(cudnnConvolutionBackwardFilter(dnn, &one, c.x, x, c.y, dy, c.d, CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, workspace,
+                                      WORKSPACE, &one, c.w, dw)); /* adds to what is there */
     fetch(dw, FILTER);
     for (int i = 0; i < FILTER; i++) near(host[i], 2 * want_dw[i]);
     OK(cudnnConvolutionBackwardBias(dnn, &one, c.y, dy, &zero, c.bias, bias));
@@ -450,8 +456,8 @@ static void test_convolution_refused(void **state)
     assert_int_equal(FORWARD(x, bytes - 1), CUDNN_STATUS_BAD_PARAM_SIZE_INSUFFICIENT);
     assert_int_equal((cudnnConvolutionForward(dnn, &one, c.x, x + 1, c.w, w, c.d, good, workspace, bytes, &zero, c.y, y)),
                      CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER);
-    assert_int_equal((cudnnConvolutionForward(dnn, &one, c.x, x, c.w, w, c.d, CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD, workspace, bytes, &zero,
-                                              c.y, y)),
+    assert_int_equal((cudnnConvolutionForward(dnn, &one, c.x, x, c.w, w, c.d, CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD, workspace,
+                                              bytes, &zero, c.y, y)),
                      CUDNN_STATUS_NOT_SUPPORTED);
     OK(cudnnSetConvolutionGroupCount(c.d, 3));
     assert_int_equal(FORWARD(x, bytes), CUDNN_STATUS_NOT_SUPPORTED);
@@ -487,7 +493,8 @@ static void test_choices(void **state) /* the heuristic is always the same, the 
     assert_memory_equal(&before, perf, sizeof before);
     cusim_reset();
     for (int i = 0; i < 40; i++) {
-        OK(cudnnFindConvolutionBackwardFilterAlgorithmEx(dnn, c.x, x, c.y, dy, c.d, c.w, dw, 8, &n, perf, workspace, WORKSPACE));
+        OK(cudnnFindConvolutionBackwardFilterAlgorithmEx(dnn, c.x, x, c.y, dy, c.d, c.w, dw, 8, &n, perf, workspace,
+                                                         WORKSPACE));
         assert_int_equal(perf[0].status, CUDNN_STATUS_SUCCESS);
         assert_true(perf[0].time <= perf[1].time);
         winners[perf[0].algo == CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1]++;
@@ -517,8 +524,8 @@ static void test_random_sums(void **state) /* ALGO_0 gives other bytes from run 
     float *x = device(IN / IN_N * MANY, 1, NULL), *dy = device(OUT / IN_N * MANY, 3, NULL), *dw = device(FILTER, 1, NULL);
     for (int round = 0; round < 6; round++)
         for (int algo = 0; algo < 2; algo++) {
-            OK(cudnnConvolutionBackwardFilter(dnn, &one, c.x, x, c.y, dy, c.d, (cudnnConvolutionBwdFilterAlgo_t)algo, workspace, WORKSPACE,
-                                              &zero, c.w, dw));
+            OK(cudnnConvolutionBackwardFilter(dnn, &one, c.x, x, c.y, dy, c.d, (cudnnConvolutionBwdFilterAlgo_t)algo, workspace,
+                                              WORKSPACE, &zero, c.w, dw));
             fetch(dw, FILTER);
             if (!round) memcpy(first[algo], host, sizeof first[algo]);
             differ[algo] += memcmp(first[algo], host, sizeof first[algo]) != 0;
@@ -577,15 +584,9 @@ int main(int argc, char **argv)
         return rounds();
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),
-        cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_epilogues),
-        cmocka_unit_test(test_products_refused),
-        cmocka_unit_test(test_convolution),
-        cmocka_unit_test(test_convolution_refused),
-        cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_random_sums),
-        cmocka_unit_test(test_tf32),
+        cmocka_unit_test(test_products),         cmocka_unit_test(test_batches),     cmocka_unit_test(test_epilogues),
+        cmocka_unit_test(test_products_refused), cmocka_unit_test(test_convolution), cmocka_unit_test(test_convolution_refused),
+        cmocka_unit_test(test_choices),          cmocka_unit_test(test_random_sums), cmocka_unit_test(test_tf32),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

@@ -111,10 +111,10 @@ void late_let_go(late_state *s)
     if (atomic_fetch_sub_explicit(&s->users, 1, memory_order_acq_rel) == 1) free(s);
 }
 
-static void await_event(const dp_be_stream *s, const late_work *w)
+/* A failed device waits too, so that what its peers order by its events stays in order. */
+static void await_event(const late_work *w)
 {
     for (int i = 0; atomic_load_explicit(&w->u.event.event->passed, memory_order_acquire) < w->u.event.generation; i++) {
-        if (atomic_load_explicit(&s->device->failed, memory_order_relaxed)) return;
         if (i < 20)
             sched_yield();
         else
@@ -161,7 +161,6 @@ static dp_status carry_out(dp_be_stream *s, late_work *w)
 
 static dp_status perform(dp_be_stream *s, late_work *w)
 {
-    if (w->kind == LATE_WAIT) await_event(s, w);
     if (w->kind >= LATE_RECORD) return DP_OK;
     dp_be_device *d = s->device;
     dp_status status = late_begin(d, w);
@@ -195,6 +194,7 @@ static void run(dp_be_stream *s, late_work *w)
     dp_status status = w->fails;
     if (w->hangs) hang(&d->options);
     if (w->kills) late_kill(d->options.index);
+    if (w->kind == LATE_WAIT) await_event(w);
     if (!status && !atomic_load_explicit(&d->failed, memory_order_relaxed)) status = perform(s, w);
     int none = DP_OK;
     if (status) atomic_compare_exchange_strong(&d->failed, &none, (int)status);

@@ -14,7 +14,8 @@
 #undef __grid_constant__
 #define __grid_constant__
 
-namespace cusim {
+namespace cusim
+{
 struct Block {
     uint3 id;
     dim3 dim, grid;
@@ -28,7 +29,7 @@ struct Lane {
 };
 extern __thread Block *block;
 extern __thread Lane *lane;
-int barrier(const char *file, int line, int kind, int value); // kind: 0 none, 1 or, 2 and, 3 count
+int barrier(const char *file, int line, int kind, int value);    // kind: 0 none, 1 or, 2 and, 3 count
 uint64_t warp_exchange(unsigned mask, uint64_t value, int from); // from < 0 or > 31: own value
 unsigned warp_vote(unsigned mask, bool value);
 unsigned warp_active();
@@ -193,7 +194,8 @@ template <class T> static inline void __stwt(T *p, T v)
 }
 
 // Atomics by compare and exchange on the bytes, relaxed as on the device.
-namespace cusim {
+namespace cusim
+{
 template <class T, class F> static inline T atomic_change(T *p, F f)
 {
     using Word = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
