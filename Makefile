@@ -139,7 +139,7 @@ format: ## bring all C files into the project's format
 	@clang-format -i $(C_FILES)
 lint: ## check the format and run cppcheck, as far as they are installed
 	@if command -v clang-format >/dev/null; then clang-format --dry-run -Werror $(C_FILES); else echo "skipped: no clang-format"; fi
-	@if command -v cppcheck --suppress=invalidPointerCast >/dev/null; then cppcheck -q --std=c11 --error-exitcode=1 --inline-suppr --suppress=missingIncludeSystem --suppress=invalidPointerCast \
+	@if command -v cppcheck >/dev/null; then cppcheck -q --std=c11 --error-exitcode=1 --inline-suppr --suppress=missingIncludeSystem --suppress=invalidPointerCast \
 	    --enable=warning,portability -DDP_ISA=base $(SRC) $(TOOLS_C) $(BENCH_C); else echo "skipped: no cppcheck"; fi
 clean: ## remove everything that was built
 	@rm -rf $(B)

@@ -9,11 +9,12 @@
 #include "graph.h"
 #include "params.h"
 
-enum { DP_BACKEND_ABI = 2 };
+enum { DP_BACKEND_ABI = 3 };
 typedef struct dp_be_device dp_be_device;
 typedef struct dp_be_stream dp_be_stream;
 typedef struct dp_be_event dp_be_event;
 typedef struct dp_kernel dp_kernel;
+typedef struct dp_be_graph dp_be_graph;
 
 /* What changes from step to step. Once in host memory (read at call time: rows and switches decide what is launched) and once in
  * device memory (read when the work runs: a captured graph must find the new values there). Uploaded with the batch. */
@@ -157,6 +158,16 @@ typedef struct dp_backend {
     dp_status (*wait)(dp_be_stream *s, dp_be_event *e); /* of any device; only after a host flag said that it was recorded */
     int (*done)(dp_be_event *e);    /* host: 1 = passed, 0 = not yet, < 0 = the device failed (a dp_status, negated) */
     double (*when)(dp_be_event *e); /* of an event that has passed: at what time, seconds of CLOCK_MONOTONIC */
+    /* -- many launches as one; NULL where the device has no such thing --
+     * capture .. captured: what s is given meanwhile does not run but becomes a graph, memory and arguments as they are; it may neither wait
+     * for an event nor create anything. A failure leaves no graph, the stream as before, and events recorded meanwhile as passed.
+     * launch: all of it runs on s, and records the events that it was captured with; or others: `record` between aim and launch says
+     * which, one for each, in the same order. */
+    dp_status (*capture)(dp_be_stream *s);
+    dp_status (*captured)(dp_be_stream *s, dp_be_graph **g); /* g NULL: give it up */
+    void (*graph_aim)(dp_be_stream *s);
+    dp_status (*graph_launch)(dp_be_stream *s, dp_be_graph *g);
+    void (*graph_close)(dp_be_graph *g); /* NULL ok; before its device closes */
     /* -- moving -- */
     dp_status (*copy)(dp_be_stream *s, void *dst, const void *src,
                       size_t bytes); /* host and device, device and readable peer */

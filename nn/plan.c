@@ -43,6 +43,11 @@ int dp_plan_exchanges(const dp_plan *p)
     return n;
 }
 
+int dp_plan_completed(const dp_plan *p, int i)
+{
+    return p->bucket[i].bucket;
+}
+
 const float *dp_plan_part(const dp_plan *p, uint64_t n)
 {
     return p->part[n % 2];

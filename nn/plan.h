@@ -38,6 +38,7 @@ float *dp_plan_output(const dp_plan *p);      /* (capacity, width of the output 
 float *dp_plan_output_grad(const dp_plan *p); /* to be filled by the loss before backward; not the output's memory */
 /* Backward from the output's gradient, up to the next stop. Call until DP_STOP_END. */
 dp_status dp_plan_backward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which, dp_error *err);
+int dp_plan_completed(const dp_plan *p, int i); /* the bucket that backward completes as number i */
 /* At DP_STOP_PART number n, counted from pass->part + 1: this leaf's part (2, channels) lies in buffer n % 2, so that peers may still read
  * the one of the stop before; and where the pooled one must be put, by work in the same stream. NULL: the network has no
  * batchnorm, or the plan never trains. */

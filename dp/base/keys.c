@@ -82,6 +82,10 @@ const dp_key_row dp_keys[] = {
     {"devices.memory_limit_mb", DP_KEY_INT, "0", AT_LEAST(0), "MB", "memory of one device; 0: no limit"},
     {"devices.conv", DP_KEY_CHOICE, "auto", WORDS("auto|direct|own"), "",
      "algorithm of convolutions; own: on GPUs the project's kernel instead of cuDNN's"},
+    {"devices.graphs", DP_KEY_CHOICE, "auto", WORDS("auto|off"), "",
+     "on GPUs, forward and backward launched as one CUDA graph where nothing has to come between (not with bn_stats = sync, "
+     "loss = "
+     "master, run.trace = layer); off: layer by layer"},
     {"devices.tf32", DP_KEY_CHOICE, "all", WORDS("all|conv|off"), "",
      "on GPUs, products with inputs rounded to 10 bits: all, those of convolutions (PyTorch's default), none"},
     {"devices.tune", DP_KEY_CHOICE, "heuristic", WORDS("heuristic|measure"), "",

@@ -44,7 +44,7 @@ typedef struct dp_step {
     uint64_t reads;       /* wait until reduction `reads` has read the gradients; 0: implied by the parameters' arrival */
     uint64_t gives;       /* bit d: device d has something to add to the reduction */
     uint64_t gave;        /* bit d: its window holds something from before */
-    uint64_t rows_before; /* scatter = master: last training job before it; 0: none */
+    uint64_t scatter;     /* scatter = master: number of its batch, among those with rows */
     int stats;            /* it gives running statistics */
     uint64_t committed;   /* job before it that did so last; 0: none */
     uint64_t pooled;      /* number of pooled statistics before it (bn_stats = merged, sync); its own is one more */
@@ -112,7 +112,7 @@ typedef struct dp_device_signals {
     dp_signal *here;     /* [bucket] version: its replica has all of it. For its own lanes only */
     dp_signal read;      /* reduction: it reads no other device's gradients any more */
     dp_signal taken;     /* job: it has brought all parameters (broadcast = always) */
-    dp_signal rows;      /* job: it has taken its rows from the master (scatter = master); the master: they are there */
+    dp_signal rows;      /* number of the scatter: it has taken its rows from the master (scatter = master); the master: they are there */
     dp_signal output;    /* round counter: outputs of its leaf (loss = master) */
     dp_signal loss;      /* the master's, for this device: its output's gradient of that round */
     dp_signal part;      /* exchange number: its part of batchnorm's statistics (bn_stats = sync) */
@@ -160,6 +160,26 @@ typedef struct dp_keep {
     int channels;
 } dp_keep;
 
+/* graph.c: the graphs of a device, each of a kind of leaf. Its worker's alone, but for what is marked. */
+typedef struct dp_leaf_kind { /* all that is fixed in a graph */
+    const void *mean;
+    float *grad, *stats;
+    dp_loss_sums *sums;
+    int64_t rows;
+    int32_t x_type, x_layout, y_type, run_stats, slot, merges, last, joins, offers;
+    int32_t reserved;
+} dp_leaf_kind;
+enum { DP_GRAPHS = 32 };
+typedef struct dp_graphs {
+    int on, n;
+    _Atomic int failed; /* a dp_status: why no more are made */
+    int warned;         /* the caller's */
+    struct {
+        dp_leaf_kind kind;
+        dp_be_graph *graph; /* NULL: such a leaf has run once, piece by piece, so that all its kernels are loaded */
+    } of[DP_GRAPHS];
+} dp_graphs;
+
 struct dp_engine {
     dp_config *config;
     const dp_graph *graph;
@@ -179,6 +199,7 @@ struct dp_engine {
     dp_gathered *gathered;
     uint8_t *reads;    /* [reader][owner] */
     dp_mirror *mirror; /* [device] */
+    dp_graphs *graphs; /* [device] */
     void *all_rows;    /* scatter = master: the whole batch on the master */
     size_t all_bytes;
     dp_bn_layer *bn;
@@ -201,7 +222,7 @@ struct dp_engine {
     int64_t first_batch;                             /* training batches before this engine was opened (resume) */
     uint64_t reductions;
     int reads_over;    /* nobody reads the gradients of the last reduction, or the next job finds out */
-    uint64_t rows_job; /* last job with rows */
+    uint64_t scatters; /* batches with rows */
     int64_t window_targets;
     uint64_t window_gives;
     int window_open, window_reduced, failed;
@@ -220,6 +241,12 @@ struct dp_engine {
     dp_device_stats *stats;
 };
 
+/* Gradient arrays of a device are a stack: leaf `leaf` is written to `slot`, then `merges` times the top is added to the one below. So the
+ * leaves are folded along their halving tree with depth + 1 arrays. */
+typedef struct dp_fold {
+    int leaf, slot, merges;
+} dp_fold;
+
 /* A worker's way through a batch. */
 typedef struct dp_arrival { /* parameters on their way to one device (arrive.c) */
     uint64_t version, job, brought;
@@ -234,6 +261,7 @@ typedef struct dp_walk {
     dp_arrival in;
     const dp_stage *stage;
     int n_stages, done[DP_STAGES]; /* buckets done, by position in `stage` */
+    int in_graph;                  /* what is launched becomes a graph: others are told and asked before and after */
     int prepared;                  /* the update's run block and verdict are there */
     int opens_window, offers;      /* its window holds nothing yet; its gradient takes part in a reduction or update */
 } dp_walk;
@@ -259,6 +287,16 @@ dp_status dp_job_ended(dp_engine *e, dp_worker *w, uint64_t seq, dp_error *err);
 dp_status dp_phase_upload(dp_replica *r, const dp_run *run, dp_rows x, dp_rows y, const uint64_t *ids, dp_error *err);
 dp_rows dp_rows_part(dp_rows rows, int64_t first, int64_t n);
 dp_status dp_leaf_loss(dp_walk *k, int leaf, const float *output, const void *target, float *gradient, dp_error *err);
+dp_status dp_leaf_sums(dp_walk *k, int leaf, dp_error *err); /* ... to the host */
+/* Forward, loss and backward of a leaf, bucket by bucket with all that goes on between. */
+dp_status dp_leaf_compute(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, dp_error *err);
+
+/* graph.c: the same as one launch, where the backend can. launched = 0: this one has to run piece by piece. */
+void dp_graphs_open(dp_engine *e); /* by the settings */
+void dp_graphs_warn(dp_engine *e); /* once for each device that gave up */
+int dp_graphs_on(const dp_engine *e, int device);
+dp_status dp_graph_run(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, int *launched, dp_error *err);
+void dp_graphs_close(dp_engine *e, dp_worker *w);
 
 /* scatter.c: what goes through the master (scatter = master, loss = master). */
 dp_status dp_scatter_rows(dp_walk *k, dp_error *err);                      /* the master's part: the batch onto it */

@@ -175,6 +175,7 @@ static dp_status close_replica(void *user, dp_worker *w, uint64_t seq, dp_error 
         }
         b->free(w->be, DP_MEM_STAGING, e->all_rows, e->all_bytes);
     }
+    dp_graphs_close(e, w);
     dp_mirror_close(e, w);
     dp_signals_close(e, w);
     dp_replica_close(r);
@@ -293,10 +294,11 @@ static dp_status allocate_tables(dp_engine *e, dp_error *err)
     e->measured = dp_calloc(n, sizeof *e->measured);
     e->reads = dp_calloc(n * n, 1);
     e->mirror = dp_calloc(n, sizeof *e->mirror);
+    e->graphs = dp_calloc(n, sizeof *e->graphs);
     e->bn = dp_calloc((size_t)e->graph->n_nodes, sizeof *e->bn);
     if (e->bn) e->n_bn = dp_batchnorms(e->graph, e->params, e->bn);
-    if (e->reads && e->mirror && e->bn && e->measured && e->at && e->ended && e->gathered && e->stats && e->link_rate &&
-        e->link_before && e->traced)
+    if (e->reads && e->mirror && e->graphs && e->bn && e->measured && e->at && e->ended && e->gathered && e->stats &&
+        e->link_rate && e->link_before && e->traced)
         e->replica = dp_calloc(n, sizeof *e->replica); /* last: close takes it as the sign that all are there */
     if (!e->replica) return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
     return DP_OK;
@@ -318,6 +320,7 @@ dp_status dp_engine_start(dp_engine *e, const dp_backend *backend, dp_error *err
     if ((status = allocate_tables(e, err))) goto fail;
     if ((status = dp_peers_look(e, err))) goto fail;
     dp_stages_plan(e);
+    dp_graphs_open(e);
     if ((status = dp_group_call(e->group, (dp_job){.run = open_replica, .user = &e->pass}, err))) goto fail;
     e->n_parts = dp_plan_exchanges(e->replica[0].plan);
     if ((status = dp_group_call(e->group, (dp_job){.run = open_mirror, .user = &e->pass}, err))) goto fail;
@@ -414,10 +417,12 @@ dp_status dp_engine_stop(dp_engine *e, dp_error *err)
     free(e->measured);
     free(e->reads);
     free(e->mirror);
+    free(e->graphs);
     free(e->gathered);
     free(e->stats);
     e->replica = NULL, e->at = NULL, e->bn = NULL, e->ended = NULL, e->link_rate = NULL, e->link_before = NULL;
-    e->traced = NULL, e->measured = NULL, e->reads = NULL, e->mirror = NULL, e->gathered = NULL, e->stats = NULL;
+    e->traced = NULL, e->measured = NULL, e->reads = NULL, e->mirror = NULL, e->graphs = NULL, e->gathered = NULL,
+    e->stats = NULL;
     e->n = 0;
     return DP_OK;
 }

@@ -126,6 +126,7 @@ dp_status dp_wait_once(dp_engine *e, dp_result *result, dp_error *err)
     }
     e->waited++;
     if (s->snapshot) dp_snapshot_taken(e);
+    dp_graphs_warn(e);
     dp_engine_book(e, s->job);
     for (int d = 0; d < e->n; d++) {
         e->stats[d].steps++;

@@ -25,11 +25,11 @@ dp_status dp_scatter_rows(dp_walk *k, dp_error *err)
     dp_rows x = k->step->batch.x;
     dp_phase_idle(k->r->w);
     for (int d = 1; d < e->n; d++) /* the rows of the batch before have been taken */
-        DP_TRY(dp_signal_wait(&e->at[d].rows, k->r->w, k->step->rows_before, "a device's rows", err));
+        DP_TRY(dp_signal_wait(&e->at[d].rows, k->r->w, k->step->scatter - 1, "a device's rows", err));
     dp_phase_begin(k->r->w, DP_PHASE_UPLOAD);
     DP_TRY(dp_fetch(k->r->w, e->all_rows, x.data, (size_t)x.n * row_bytes(x), -1, err));
     DP_TRY(dp_publish(e, k->r->w, e->all_rows, (size_t)x.n * row_bytes(x), 1, err));
-    return dp_signal_raise(&e->at[0].rows, k->r->w, k->step->job, err);
+    return dp_signal_raise(&e->at[0].rows, k->r->w, k->step->scatter, err);
 }
 
 dp_status dp_scatter_take(dp_walk *k, int leaf, dp_rows x, dp_error *err)
@@ -40,7 +40,7 @@ dp_status dp_scatter_take(dp_walk *k, int leaf, dp_rows x, dp_error *err)
     size_t bytes = (size_t)x.n * row_bytes(x);
     dp_phase_begin(w, DP_PHASE_SCATTER);
     if (k->me != 0) {
-        DP_TRY(dp_signal_wait(&e->at[0].rows, w, k->step->job, "the master's batch", err));
+        DP_TRY(dp_signal_wait(&e->at[0].rows, w, k->step->scatter, "the master's batch", err));
         return dp_take(e, w, k->r->x, 0, from, bytes, err);
     }
     dp_status status = k->r->b->copy(w->stream, k->r->x, from, bytes);
@@ -49,7 +49,7 @@ dp_status dp_scatter_take(dp_walk *k, int leaf, dp_rows x, dp_error *err)
 
 dp_status dp_scatter_done(dp_walk *k, dp_error *err)
 {
-    return k->me ? dp_signal_raise(&k->e->at[k->me].rows, k->r->w, k->step->job, err) : DP_OK;
+    return k->me ? dp_signal_raise(&k->e->at[k->me].rows, k->r->w, k->step->scatter, err) : DP_OK;
 }
 
 /* loss = master, the master's part of a round: outputs in, loss of each leaf, gradients ready. */
@@ -75,6 +75,7 @@ dp_status dp_loss_serve(dp_walk *k, int round, dp_error *err)
         DP_TRY(dp_fetch(w, at->target, y.data, (size_t)(y.n * y.width) * dp_dtype_size(y.dtype), -1, err));
         dp_phase_begin(w, DP_PHASE_LOSS);
         DP_TRY(dp_leaf_loss(k, leaf, output, at->target, d ? at->gradient : dp_plan_output_grad(k->r->plan), err));
+        DP_TRY(dp_leaf_sums(k, leaf, err));
         if (d == 0) continue;
         DP_TRY(dp_publish(e, w, at->gradient, (size_t)(l->rows * width) * 4, 1, err));
         DP_TRY(dp_signal_raise(&e->at[d].loss, w, round_value(k, round), err));

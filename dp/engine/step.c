@@ -23,26 +23,24 @@ dp_status dp_phase_upload(dp_replica *r, const dp_run *run, dp_rows x, dp_rows y
 dp_status dp_leaf_loss(dp_walk *k, int leaf, const float *output, const void *target, float *gradient, dp_error *err)
 {
     dp_replica *r = k->r;
-    int slot = leaf % r->n_sums;
     dp_status status = r->b->loss(r->w->stream, &k->e->loss, k->step->split.leaf[leaf].rows, output, target,
-                                  k->step->batch.y.dtype, gradient, &r->sums[slot]);
-    if (status) return dp_fail(err, status, "The loss failed (%s).", dp_status_name(status));
-    return dp_send(r->w, &k->step->sums[leaf], &r->sums[slot], sizeof *r->sums, err);
+                                  k->step->batch.y.dtype, gradient, &r->sums[leaf % r->n_sums]);
+    return status ? dp_fail(err, status, "The loss failed (%s).", dp_status_name(status)) : DP_OK;
+}
+
+dp_status dp_leaf_sums(dp_walk *k, int leaf, dp_error *err)
+{
+    dp_replica *r = k->r;
+    return dp_send(r->w, &k->step->sums[leaf], &r->sums[leaf % r->n_sums], sizeof *r->sums, err);
 }
 
 /* ---- a leaf ---- */
 
-/* Gradient arrays of a device are a stack: leaf `leaf` is written to `slot`, then `merges` times the top is added to the one below. So the
- * leaves are folded along their halving tree with depth + 1 arrays. */
-typedef struct fold {
-    int leaf, slot, merges;
-} fold;
-
-static int plan_folds(const dp_split *s, int first, int n, int slot, fold *f, int at)
+static int plan_folds(const dp_split *s, int first, int n, int slot, dp_fold *f, int at)
 {
     int half = (n + 1) / 2, begin = at;
     if (n == 1) {
-        if (s->leaf[first].rows) f[at++] = (fold){first, slot, 0};
+        if (s->leaf[first].rows) f[at++] = (dp_fold){first, slot, 0};
         return at;
     }
     at = plan_folds(s, first, half, slot, f, at);
@@ -65,7 +63,7 @@ static dp_status add(dp_walk *k, float *to, const float *from, int64_t at, int64
 }
 
 /* Bucket b of a leaf's gradient is there: fold it, and when it was the device's last leaf, offer it. */
-static dp_status bucket_complete(dp_walk *k, const fold *f, int b, int last, dp_error *err)
+static dp_status bucket_complete(dp_walk *k, const dp_fold *f, int b, int last, dp_error *err)
 {
     const dp_bucket *bucket = &k->e->params->bucket[b];
     int slot = f->slot;
@@ -74,7 +72,10 @@ static dp_status bucket_complete(dp_walk *k, const fold *f, int b, int last, dp_
     if (!last) return DP_OK;
     if (k->step->windowed && !k->opens_window) DP_TRY(add(k, k->r->window, k->r->grad[0], bucket->offset, bucket->count, err));
     if (!k->offers || k->e->on.overlap == DP_OVERLAP_OFF) return DP_OK;
-    DP_TRY(dp_signal_raise(&k->e->at[k->me].gradient[b], k->r->w, k->step->reduction, err));
+    dp_signal *gradient = &k->e->at[k->me].gradient[b];
+    DP_TRY(dp_signal_record(gradient, k->r->w, k->step->reduction, err));
+    if (k->in_graph) return DP_OK; /* told when it has been launched */
+    dp_signal_tell(gradient, k->r->w, k->step->reduction);
     DP_TRY(dp_communicate(k, 0, err));
     dp_lane_enter(k->r->w, DP_LANE_COMPUTE);
     dp_phase_begin(k->r->w, DP_PHASE_BACKWARD);
@@ -110,7 +111,7 @@ static dp_status offer_all(dp_walk *k, dp_error *err)
     return DP_OK;
 }
 
-static dp_status backward(dp_walk *k, const dp_pass *pass, const fold *f, int last, dp_error *err)
+static dp_status backward(dp_walk *k, const dp_pass *pass, const dp_fold *f, int last, dp_error *err)
 {
     dp_worker *w = k->r->w;
     dp_stop stop;
@@ -118,7 +119,7 @@ static dp_status backward(dp_walk *k, const dp_pass *pass, const fold *f, int la
     dp_phase_begin(w, DP_PHASE_BACKWARD);
     for (;;) {
         DP_TRY(dp_plan_backward(k->r->plan, w->stream, pass, &stop, &which, err));
-        if (stop == DP_STOP_END) return last && k->e->on.overlap == DP_OVERLAP_OFF ? offer_all(k, err) : DP_OK;
+        if (stop == DP_STOP_END) return DP_OK;
         DP_TRY(stop == DP_STOP_PART ? dp_sync_part(k, which, 1, err) : bucket_complete(k, f, which, last, err));
     }
 }
@@ -142,7 +143,35 @@ static int stats_of(const dp_walk *k, int leaf)
     return leaf == 0 ? DP_STATS_RUNNING : DP_STATS_NONE;
 }
 
-static dp_status run_leaf(dp_walk *k, const fold *f, int last, dp_error *err)
+dp_status dp_leaf_compute(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, dp_error *err)
+{
+    dp_engine *e = k->e;
+    dp_replica *r = k->r;
+    DP_TRY(forward(k, pass, err));
+    if (last && !k->in_graph) DP_TRY(dp_statistics_given(k, err));
+    if (e->on.loss_on_master) {
+        DP_TRY(dp_loss_by_master(k, f->leaf, err));
+    } else {
+        dp_phase_begin(r->w, DP_PHASE_LOSS);
+        DP_TRY(dp_leaf_loss(k, f->leaf, dp_plan_output(r->plan), r->y, dp_plan_output_grad(r->plan), err));
+        if (!k->in_graph) DP_TRY(dp_leaf_sums(k, f->leaf, err));
+    }
+    if (k->round == 0 && !k->in_graph) DP_TRY(wait_for_readers(k, err));
+    pass->part = k->step->part + (uint64_t)k->part;
+    return backward(k, pass, f, last, err);
+}
+
+/* A graph waits for nobody: whatever a leaf needs of others comes first. */
+static dp_status all_is_there(dp_walk *k, dp_error *err)
+{
+    if (k->round) return DP_OK;
+    DP_TRY(dp_arrive(k->e, k->r, &k->in, -1, err));
+    if (k->step->arrives || k->step->fresh) DP_TRY(dp_arrived(k->e, k->r, k->step->version, -1, err));
+    dp_lane_enter(k->r->w, DP_LANE_COMPUTE);
+    return wait_for_readers(k, err);
+}
+
+static dp_status run_leaf(dp_walk *k, const dp_fold *f, int last, dp_error *err)
 {
     dp_engine *e = k->e;
     dp_step *step = k->step;
@@ -175,18 +204,15 @@ static dp_status run_leaf(dp_walk *k, const fold *f, int last, dp_error *err)
                     .by_bucket = k->round == 0 && (k->in.active || (step->fresh && !r->b->in_line)),
                     .sync = e->n_bn && e->on.bn_stats == DP_BN_SYNC,
                     .part = step->part + (uint64_t)k->part};
-    DP_TRY(forward(k, &pass, err));
-    if (last) DP_TRY(dp_statistics_given(k, err));
-    if (e->on.loss_on_master) {
-        DP_TRY(dp_loss_by_master(k, f->leaf, err));
-    } else {
-        dp_phase_begin(r->w, DP_PHASE_LOSS);
-        DP_TRY(dp_leaf_loss(k, f->leaf, dp_plan_output(r->plan), r->y, dp_plan_output_grad(r->plan), err));
+    int launched = 0;
+    if (dp_graphs_on(e, k->me)) {
+        DP_TRY(all_is_there(k, err));
+        pass.by_bucket = 0;
+        DP_TRY(dp_graph_run(k, &pass, f, last, &launched, err));
     }
-    if (k->round == 0) DP_TRY(wait_for_readers(k, err));
-    pass.part = step->part + (uint64_t)k->part;
+    if (!launched) DP_TRY(dp_leaf_compute(k, &pass, f, last, err));
     k->round++;
-    return backward(k, &pass, f, last, err);
+    return last && e->on.overlap == DP_OVERLAP_OFF ? offer_all(k, err) : DP_OK;
 }
 
 /* A device without rows: it takes the new parameters and has nothing to give but what its window holds. */
@@ -205,7 +231,7 @@ static dp_status walk(dp_walk *k, dp_error *err)
     dp_step *step = k->step;
     dp_worker *w = k->r->w;
     const dp_split *split = &step->split;
-    fold f[DP_MAX_LEAVES];
+    dp_fold f[DP_MAX_LEAVES];
     int n = plan_folds(split, split->begin[k->me], split->begin[k->me + 1] - split->begin[k->me], 0, f, 0);
 
     if (step->arrives) dp_arrival_begin(&k->in, step->version, step->job, step->brought);

@@ -163,8 +163,7 @@ static void set_numbers(dp_engine *e, dp_step *s)
     set_givers(e, s);
     set_reduction(e, s, rows);
     set_statistics(e, s, rows);
-    s->rows_before = e->rows_job;
-    if (rows) e->rows_job = dp_group_next(e->group);
+    s->scatter = e->scatters += rows > 0;
     s->run = (dp_run){.seed = e->seed,
                       .epoch = s->batch.ids ? s->batch.epoch : (uint64_t)s->index,
                       .param_version = e->version,

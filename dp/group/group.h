@@ -116,6 +116,7 @@ void dp_phase_begin(dp_worker *w, int phase); /* ends the lane's phase before; <
 /* Waits for others come next: idle for the watchdog, and in the timeline of a stream. In line, time counts as idle only where the
  * thread really stands still: between these two. */
 void dp_phase_idle(dp_worker *w);
+int dp_marks_left(const dp_worker *w, int n);       /* 1: so many phases can begin in this lane, each with its mark */
 dp_record dp_wait_begins(dp_worker *w, double now); /* what goes on afterwards */
 void dp_wait_ends(dp_worker *w, const dp_record *before, double now);
 /* A wait of the stream alone: apart from the phase it is in. 1: goes_on has to follow. */

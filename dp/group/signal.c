@@ -14,11 +14,21 @@ void dp_signal_close(dp_signal *s, dp_worker *owner)
         if (s->event[i]) owner->group->backend->event_close(s->event[i]), s->event[i] = NULL;
 }
 
-dp_status dp_signal_raise(dp_signal *s, dp_worker *owner, uint64_t value, dp_error *err)
+dp_status dp_signal_record(dp_signal *s, dp_worker *owner, uint64_t value, dp_error *err)
 {
     dp_status status = owner->group->backend->record(owner->stream, s->event[value % DP_SIGNAL_RING]);
-    if (status) return dp_fail(err, status, "Recording an event failed.");
+    return status ? dp_fail(err, status, "Recording an event failed.") : DP_OK;
+}
+
+void dp_signal_tell(dp_signal *s, dp_worker *owner, uint64_t value)
+{
     dp_raise(owner->group, &s->count, value);
+}
+
+dp_status dp_signal_raise(dp_signal *s, dp_worker *owner, uint64_t value, dp_error *err)
+{
+    DP_TRY(dp_signal_record(s, owner, value, err));
+    dp_signal_tell(s, owner, value);
     return DP_OK;
 }
 

@@ -27,6 +27,12 @@ static int leave_mark(dp_worker *w, int lane, uint64_t *mark)
     return 1;
 }
 
+int dp_marks_left(const dp_worker *w, int n)
+{
+    const dp_timeline *t = &w->timeline;
+    return t->marks[w->lane] - t->free[w->lane] + (uint64_t)n <= DP_MARKS;
+}
+
 static dp_record begun(const dp_worker *w, int lane, int phase, double now)
 {
     const dp_timeline *t = &w->timeline;

@@ -38,11 +38,15 @@ struct dp_be_device {
 /* Partial results of kernels that end in one number: at most DP_CUDA_PARTS of DP_CUDA_PART bytes, and tickets by which the last block, or
  * the last one of a group, knows itself. Of a stream, since two streams may run such kernels at once. */
 enum { DP_CUDA_PARTS = 1024, DP_CUDA_PART = 32, DP_CUDA_TICKETS = 64 };
+enum { DP_CUDA_MARKS = 256, DP_CUDA_CAPTURES = 1, DP_CUDA_AIMS };
 struct dp_be_stream {
     dp_be_device *device;
     cudaStream_t stream;
-    void *parts;      /* device memory */
-    unsigned *ticket; /* (DP_CUDA_TICKETS) device memory, 0 between kernels */
+    void *parts;                       /* device memory */
+    unsigned *ticket;                  /* (DP_CUDA_TICKETS) device memory, 0 between kernels */
+    int marking;                       /* graph.c: DP_CUDA_CAPTURES, DP_CUDA_AIMS; 0: records are records */
+    cudaEvent_t marked[DP_CUDA_MARKS]; /* the events that it was told to record since */
+    int n_marked;
 };
 struct dp_be_event {
     dp_be_device *device;
@@ -123,6 +127,12 @@ dp_status dp_cuda_record(dp_be_stream *s, dp_be_event *e);
 dp_status dp_cuda_wait(dp_be_stream *s, dp_be_event *e);
 int dp_cuda_done(dp_be_event *e);
 double dp_cuda_when(dp_be_event *e);
+dp_status dp_cuda_capture(dp_be_stream *s); /* graph.c */
+dp_status dp_cuda_captured(dp_be_stream *s, dp_be_graph **g);
+void dp_cuda_graph_aim(dp_be_stream *s);
+dp_status dp_cuda_graph_launch(dp_be_stream *s, dp_be_graph *g);
+void dp_cuda_graph_close(dp_be_graph *g);
+dp_status dp_cuda_mark_event(dp_be_stream *s, dp_be_event *e); /* a record while the stream is marking */
 dp_status dp_cuda_clock_open(dp_be_device *d, dp_error *err);
 void dp_cuda_clock_close(dp_be_device *d);
 dp_status dp_cuda_copy(dp_be_stream *s, void *dst, const void *src, size_t bytes); /* memory.c */

@@ -72,6 +72,7 @@ void dp_cuda_event_close(dp_be_event *e)
 
 dp_status dp_cuda_record(dp_be_stream *s, dp_be_event *e)
 {
+    if (s->marking) return dp_cuda_mark_event(s, e);
     DP_CUDA_TRY(s->device, cudaEventRecord(e->event, s->stream), NULL);
     return DP_OK;
 }

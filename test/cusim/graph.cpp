@@ -10,6 +10,7 @@ struct CUgraph_st {
 struct CUgraphExec_st {
     std::vector<cusim::Node> nodes;
     cusim::Device *device;
+    cudaGraph_t source; // its nodes name those of this one
     std::shared_ptr<cusim::Gen> last; // launches of one executable graph run one after the other
 };
 
@@ -228,9 +229,43 @@ API cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *status)
 API cudaGraphGetNodes(cudaGraph_t g, cudaGraphNode_t *nodes, size_t *n)
 {
     ENTER(0);
-    if (nodes) die("cudaGraphGetNodes: nodes are not modelled, their number is");
-    *n = g->nodes.size();
+    Lock l(world);
+    if (!graphs.count(g)) die("a graph is used that was destroyed or never made");
+    for (size_t i = 0; nodes && i < *n; i++)
+        nodes[i] = i < g->nodes.size() ? reinterpret_cast<cudaGraphNode_t>(&g->nodes[i]) : nullptr;
+    if (!nodes || *n > g->nodes.size()) *n = g->nodes.size();
     return cudaSuccess;
+}
+
+// Only those that record an event are told from the others.
+API cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType *type)
+{
+    ENTER(0);
+    *type = reinterpret_cast<Node *>(node)->op.external ? cudaGraphNodeTypeEventRecord : cudaGraphNodeTypeKernel;
+    return cudaSuccess;
+}
+API cudaGraphEventRecordNodeGetEvent(cudaGraphNode_t node, cudaEvent_t *event)
+{
+    ENTER(0);
+    *event = reinterpret_cast<Node *>(node)->op.external;
+    return result(*event ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+// Of later launches; those that were given keep theirs.
+API cudaGraphExecEventRecordNodeSetEvent(cudaGraphExec_t x, cudaGraphNode_t node, cudaEvent_t event)
+{
+    ENTER(CONTEXT);
+    Lock l(world);
+    check(x);
+    check_event(event);
+    if (!graphs.count(x->source)) die("a node is named whose graph was destroyed");
+    for (size_t i = 0; i < x->nodes.size(); i++)
+        if (reinterpret_cast<Node *>(node) == &x->source->nodes[i] && x->nodes[i].op.external) {
+            if (event->device != x->device) return result(cudaErrorInvalidValue);
+            x->nodes[i].op.external = event;
+            return cudaSuccess;
+        }
+    return result(cudaErrorInvalidValue);
 }
 
 API cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned long long flags)
@@ -239,7 +274,7 @@ API cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned long long f
     Lock l(world);
     if (flags & ~(unsigned long long)cudaGraphInstantiateFlagUseNodePriority) die("graph flags %llu are not modelled", flags);
     if (!graphs.count(g)) die("a graph is used that was destroyed or never made");
-    *x = new CUgraphExec_st{g->nodes, g->device, nullptr};
+    *x = new CUgraphExec_st{g->nodes, g->device, g, nullptr};
     executables.insert(*x);
     counters.live_graphs++;
     return cudaSuccess;

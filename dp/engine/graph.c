@@ -1,0 +1,134 @@
+/* A leaf's computation as one launch (devices.graphs). Forward, loss and backward of a kind of leaf run piece by piece the first time, which
+ * loads all kernels; the second time they are captured; from then on they are launched whole. What changes from step to step is in
+ * device memory (the run block, rows, targets) or an event, which each launch is given anew. Whatever concerns other devices stays outside: what
+ * a leaf needs of them comes before, and they are told of its buckets behind the launch, though each bucket's event passes inside. */
+#include "internal.h"
+#include <string.h>
+
+enum { MARKS = 3 }; /* of the timeline, inside: forward, loss and backward begin */
+
+void dp_graphs_open(dp_engine *e)
+{
+    int wanted = dp_config_choice(e->config, "devices.graphs") == 0 && e->backend->capture;
+    const char *why = e->n_bn && e->on.bn_stats == DP_BN_SYNC         ? "devices.bn_stats = sync"
+                      : dp_config_choice(e->config, "run.trace") == 2 ? "run.trace = layer"
+                      : e->on.loss_on_master                          ? "devices.loss = master"
+                                                                      : NULL;
+    if (wanted && why) dp_log(e->config, DP_LOG_INFO, "Layers are launched one by one, not as a graph: %s.", why);
+    for (int d = 0; d < e->n; d++) e->graphs[d].on = wanted && !why;
+}
+
+void dp_graphs_warn(dp_engine *e)
+{
+    for (int d = 0; d < e->n; d++) {
+        dp_status status = e->graphs[d].failed;
+        if (status && !e->graphs[d].warned++)
+            dp_log(e->config, DP_LOG_WARN,
+                   "Device %d cannot make a graph of its work (%s): its layers are launched one by one.", d,
+                   dp_status_name(status));
+    }
+}
+
+int dp_graphs_on(const dp_engine *e, int device)
+{
+    return e->graphs[device].on;
+}
+
+void dp_graphs_close(dp_engine *e, dp_worker *w)
+{
+    dp_graphs *g = &e->graphs[w->device];
+    for (int i = 0; i < g->n; i++)
+        if (g->of[i].graph) e->backend->graph_close(g->of[i].graph);
+    g->n = 0;
+}
+
+static int offers(const dp_walk *k, int last)
+{
+    return last && k->offers && k->e->on.overlap != DP_OVERLAP_OFF;
+}
+
+static dp_leaf_kind kind_of(const dp_walk *k, const dp_pass *pass, const dp_fold *f, int last)
+{
+    dp_leaf_kind kind;
+    memset(&kind, 0, sizeof kind); /* compared as bytes */
+    kind.mean = pass->mean;
+    kind.grad = pass->grad;
+    kind.stats = pass->stats;
+    kind.sums = &k->r->sums[f->leaf % k->r->n_sums];
+    kind.rows = pass->run.rows;
+    kind.x_type = (int32_t)pass->x_type, kind.x_layout = (int32_t)pass->x_layout;
+    kind.y_type = (int32_t)k->step->batch.y.dtype;
+    kind.run_stats = pass->run.stats;
+    kind.slot = f->slot, kind.merges = f->merges;
+    kind.last = last;
+    kind.joins = last && k->step->windowed ? 1 + k->opens_window : 0;
+    kind.offers = offers(k, last);
+    return kind;
+}
+
+/* The place of that kind of leaf; -1: none, and the table is full. */
+static int find(dp_graphs *g, const dp_leaf_kind *kind)
+{
+    for (int i = 0; i < g->n; i++)
+        if (!memcmp(&g->of[i].kind, kind, sizeof *kind)) return i;
+    return -1;
+}
+
+static dp_status capture(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, dp_be_graph **graph)
+{
+    dp_be_stream *s = k->r->w->stream;
+    dp_error unused;
+    DP_TRY(k->r->b->capture(s));
+    k->in_graph = 1;
+    dp_status status = dp_leaf_compute(k, pass, f, last, &unused);
+    k->in_graph = 0;
+    dp_status ended = k->r->b->captured(s, status ? NULL : graph);
+    return status ? status : ended;
+}
+
+/* The same events as in the capture, those of this step. */
+static dp_status aim(dp_walk *k, int last, dp_error *err)
+{
+    dp_worker *w = k->r->w;
+    k->r->b->graph_aim(w->stream);
+    dp_phase_begin(w, DP_PHASE_FORWARD);
+    dp_phase_begin(w, DP_PHASE_LOSS);
+    dp_phase_begin(w, DP_PHASE_BACKWARD);
+    for (int i = 0; offers(k, last) && i < k->e->params->n_buckets; i++)
+        DP_TRY(dp_signal_record(&k->e->at[k->me].gradient[dp_plan_completed(k->r->plan, i)], w, k->step->reduction, err));
+    return DP_OK;
+}
+
+static dp_status launched_leaf(dp_walk *k, const dp_fold *f, int last, dp_error *err)
+{
+    DP_TRY(dp_leaf_sums(k, f->leaf, err));
+    if (last) DP_TRY(dp_statistics_given(k, err));
+    for (int b = 0; offers(k, last) && b < k->e->params->n_buckets; b++)
+        dp_signal_tell(&k->e->at[k->me].gradient[b], k->r->w, k->step->reduction);
+    return DP_OK;
+}
+
+dp_status dp_graph_run(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, int *launched, dp_error *err)
+{
+    dp_graphs *g = &k->e->graphs[k->me];
+    dp_worker *w = k->r->w;
+    dp_leaf_kind kind = kind_of(k, pass, f, last);
+    int at = find(g, &kind);
+    *launched = 0;
+    if (at < 0 && g->n < DP_GRAPHS) g->of[g->n++].kind = kind;
+    if (at < 0 || !dp_marks_left(w, MARKS)) return DP_OK;
+    if (g->of[at].graph) {
+        DP_TRY(aim(k, last, err));
+    } else {
+        dp_status status = capture(k, pass, f, last, &g->of[at].graph);
+        if (status == DP_EDEVICE_LOST) return dp_fail(err, status, "The device was lost while its work was captured.");
+        if (status) {
+            g->on = 0, g->failed = status;
+            return DP_OK;
+        }
+    }
+    dp_status status = k->r->b->graph_launch(w->stream, g->of[at].graph);
+    if (status) return dp_fail(err, status, "Launching a graph failed (%s).", dp_status_name(status));
+    *launched = 1;
+    return launched_leaf(k, f, last, err);
+}
