@@ -77,11 +77,15 @@ static int find(dp_graphs *g, const dp_leaf_kind *kind)
 static dp_status capture(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, dp_be_graph **graph)
 {
     dp_be_stream *s = k->r->w->stream;
+    dp_timeline *t = &k->r->w->timeline;
+    dp_status before = t->failed;
     dp_error unused;
     DP_TRY(k->r->b->capture(s));
     k->in_graph = 1;
     dp_status status = dp_leaf_compute(k, pass, f, last, &unused);
     k->in_graph = 0;
+    if (!status) status = t->failed; /* a mark is missing */
+    t->failed = before;
     dp_status ended = k->r->b->captured(s, status ? NULL : graph);
     return status ? status : ended;
 }
