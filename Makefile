@@ -114,7 +114,13 @@ test-tsan: ## the tests under ThreadSanitizer (one OpenMP thread a device: libgo
 test-fresh: ## the README's commands on a bare Debian in a folder (root, debootstrap; DEBIAN=12|13)
 	@test/fresh/run $(DEBIAN)
 
-bench: all ## measure; PY=PYTHON compares with the torch of that Python
+# Whole programs that measure what dpbench does not: they link the library with internal names visible.
+BENCH_PROGRAMS = $(B)/bench/step_cost $(B)/bench/modes
+$(BENCH_PROGRAMS): $(B)/%: $(B)/obj/%.o $(patsubst %,$(B)/obj/tools/%.o,bench_case bench_peak figures text) $(B)/test/libdp-internal.a
+	@mkdir -p $(@D)
+	@echo "  ld $@"
+	$(Q)$(CC) $(CFLAGS) $(SAN) $(LDFLAGS) -o $@ $^ $(LIBS)
+bench: all $(BENCH_PROGRAMS) ## measure; PY=PYTHON compares with the torch of that Python
 	@B=$(B) bench/run $(if $(PY),--python $(PY))
 goldens: ## make the reference values again; PY=PYTHON with torch
 	$(or $(PY),python3) test/golden/make.py

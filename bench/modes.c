@@ -6,6 +6,7 @@
 #include <string.h>
 
 enum { MODES = 4, ROUNDS = 41 };
+static const double most_s = 60; /* of a model: a slow one has fewer rounds */
 static const char *const modes[MODES] = {"classic", "dp", "balanced", "ddp"};
 
 static int by_value(const void *a, const void *b)
@@ -36,7 +37,7 @@ static int measure(const char *path)
     bench_case b;
     dp_error err;
     dp_engine *e[MODES] = {0};
-    static double rate[MODES][ROUNDS], share[MODES][ROUNDS];
+    double rate[MODES][ROUNDS], share[MODES][ROUNDS];
     if (bench_case_open(&b, path, set, 3, &err)) return fail(&err);
     for (int m = 0; m < MODES; m++) {
         dp_config_set(b.config, "devices.mode", modes[m]);
@@ -45,9 +46,13 @@ static int measure(const char *path)
     }
     double begin = bench_now();
     if (run(e[1], &b, 5, &err)) return fail(&err);
-    int n = (int)(0.06 / ((bench_now() - begin) / 5)); /* steps of a turn: some tens of milliseconds */
+    double step = (bench_now() - begin) / 5;
+    int n = (int)(0.06 / step); /* steps of a turn: some tens of milliseconds */
     if (n < 2) n = 2;
-    for (int i = 0; i < ROUNDS; i++) {
+    int rounds = (int)(most_s / (MODES * n * step)) | 1; /* odd: a median is one of them */
+    if (rounds < 5) rounds = 5;
+    if (rounds > ROUNDS) rounds = ROUNDS;
+    for (int i = 0; i < rounds; i++) {
         for (int k = 0; k < MODES; k++) {
             int m = (i + k) % MODES;
             begin = bench_now();
@@ -58,9 +63,9 @@ static int measure(const char *path)
     }
     printf("%-34s", path);
     for (int m = 0; m < MODES; m++) {
-        qsort(rate[m], ROUNDS, sizeof(double), by_value);
-        qsort(share[m], ROUNDS, sizeof(double), by_value);
-        printf("  %s %.1f/s (%.3f)", modes[m], rate[m][ROUNDS / 2], share[m][ROUNDS / 2]);
+        qsort(rate[m], (size_t)rounds, sizeof(double), by_value);
+        qsort(share[m], (size_t)rounds, sizeof(double), by_value);
+        printf("  %s %.1f/s (%.3f)", modes[m], rate[m][rounds / 2], share[m][rounds / 2]);
         dp_engine_close(e[m], NULL);
     }
     printf("\n");

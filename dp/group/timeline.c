@@ -87,15 +87,18 @@ void dp_phase_begin(dp_worker *w, int phase)
 
 void dp_phase_idle(dp_worker *w)
 {
+    if (in_line(w)) return; /* if the thread has to wait, dp_wait_begins says so */
     double now = dp_now();
-    if (!in_line(w)) begin_in_stream(w, w->lane, DP_PHASE_IDLE, now);
+    begin_in_stream(w, w->lane, DP_PHASE_IDLE, now);
     publish(w, DP_PHASE_IDLE, now);
 }
 
 dp_record dp_wait_begins(dp_worker *w, double now)
 {
     dp_record before = w->timeline.current[w->lane];
-    if (in_line(w)) begin_in_line(w, DP_PHASE_IDLE, now);
+    if (!in_line(w)) return before;
+    begin_in_line(w, DP_PHASE_IDLE, now);
+    publish(w, DP_PHASE_IDLE, now);
     return before;
 }
 
@@ -108,6 +111,7 @@ void dp_wait_ends(dp_worker *w, const dp_record *before, double now)
         return;
     }
     begin_in_line(w, before->phase, now);
+    if (before->phase >= 0) publish(w, before->phase, now);
     r->bucket = before->bucket, r->layer = before->layer;
 }
 
