@@ -111,6 +111,14 @@ static dp_status take_input(dp_plan *p, dp_be_stream *s, const dp_pass *pass)
                                pass->inv_std);
 }
 
+/* What is used for the last time at `time` is gone. */
+static dp_status poison(const dp_plan *p, dp_be_stream *s, int time)
+{
+    for (int i = 0; i < p->n_lone; i++)
+        if (p->lone[i].last == time && p->lone[i].bytes) DP_TRY(p->backend->fill(s, p->lone[i].memory, 0xff, p->lone[i].bytes));
+    return DP_OK;
+}
+
 /* bn_stats = sync: the link's kernel wants the statistics of all leaves. Its own part is given in a stop of its own. */
 static int wants_part(const dp_plan *p, const dp_plan_link *k, const dp_pass *pass)
 {
@@ -142,7 +150,8 @@ static dp_status forward_link(dp_plan *p, const dp_plan_link *k, dp_be_stream *s
         p->given = 0;
     }
     p->next++;
-    return p->backend->forward(k->kernel, s, &pass->run, pass->run_device, &io);
+    DP_TRY(p->backend->forward(k->kernel, s, &pass->run, pass->run_device, &io));
+    return poison(p, s, (int)(k - p->link));
 }
 
 static dp_status begin_forward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_error *err)
@@ -213,7 +222,7 @@ static dp_status backward_link(dp_plan *p, const dp_plan_link *k, dp_be_stream *
         int64_t count = (pass->run.rows * v->node->width + 15) / 16 * 16;
         DP_TRY(p->backend->sum(s, v->grad, pair, 2, count));
     }
-    return DP_OK;
+    return poison(p, s, 2 * p->n_links - (int)(k - p->link));
 }
 
 dp_status dp_plan_backward(dp_plan *p, dp_be_stream *s, const dp_pass *pass, dp_stop *stop, int *which, dp_error *err)

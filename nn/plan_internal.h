@@ -26,6 +26,14 @@ typedef struct dp_bucket_stop {
     int bucket, link; /* forward: the first that reads it; backward: it is complete once this one has run */
 } dp_bucket_stop;
 
+/* DP_ARENA=split (tests): every span has memory of its own, so that whoever writes beyond it is seen, and is filled with NaN once nobody
+ * should read it any more. */
+typedef struct dp_lone_span {
+    void *memory;
+    size_t bytes;
+    int last; /* when it is used last */
+} dp_lone_span;
+
 enum { DP_PLAN_PREPARED = 64 };
 struct dp_plan {
     const dp_backend *backend;
@@ -40,6 +48,8 @@ struct dp_plan {
     dp_plan_link *link;
     int n_links;
     dp_bucket_stop *reads, *bucket; /* in the order of forward; in the order of completion */
+    dp_lone_span *lone;             /* NULL: all spans lie in the arena */
+    int n_lone;
     void *arena, *workspace, *derived, *parts;
     size_t arena_bytes, workspace_bytes, derived_bytes, parts_bytes;
     float *part[2], *whole; /* in `parts`; NULL: no batchnorm that trains */

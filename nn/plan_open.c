@@ -183,8 +183,28 @@ static dp_status allocate(dp_plan *p, int mem_class, size_t bytes, const char *w
     return bytes ? p->backend->alloc(p->device, mem_class, bytes, what, mem, err) : DP_OK;
 }
 
+static dp_status allocate_alone(dp_plan *p, const spans *a, dp_error *err)
+{
+    p->lone = dp_calloc((size_t)a->n + 1, sizeof *p->lone);
+    if (!p->lone) return dp_fail(err, DP_ENOMEM, "Out of host memory while planning the network.");
+    for (; p->n_lone < a->n; p->n_lone++) {
+        dp_lone_span *l = &p->lone[p->n_lone];
+        l->bytes = a->span[p->n_lone].bytes;
+        l->last = a->span[p->n_lone].last;
+        DP_TRY(allocate(p, DP_MEM_ACTIVATIONS, l->bytes, "an activation", &l->memory, err));
+    }
+    return DP_OK;
+}
+
+static void *memory_of(const dp_plan *p, const spans *a, int span)
+{
+    if (span < 0) return NULL;
+    return p->lone ? p->lone[span].memory : (char *)p->arena + a->span[span].offset;
+}
+
 static dp_status place(dp_plan *p, dp_error *err)
 {
+    const char *arena = getenv("DP_ARENA");
     int most = 1 + p->n_links * (3 + DP_MAX_IN);
     dp_status status = DP_ENOMEM;
     spans a = {dp_calloc((size_t)most, sizeof *a.span), 0};
@@ -209,24 +229,24 @@ static dp_status place(dp_plan *p, dp_error *err)
     }
     part = (part + align - 1) / align * align;
     p->parts_bytes = 3 * part;
-    if ((status = allocate(p, DP_MEM_ACTIVATIONS, p->arena_bytes, "activations", &p->arena, err))) goto done;
+    status = arena && !strcmp(arena, "split") ? allocate_alone(p, &a, err)
+                                              : allocate(p, DP_MEM_ACTIVATIONS, p->arena_bytes, "activations", &p->arena, err);
+    if (status) goto done;
     if ((status = allocate(p, DP_MEM_WORKSPACE, p->workspace_bytes, "workspace", &p->workspace, err))) goto done;
     if ((status = allocate(p, DP_MEM_WORKSPACE, p->derived_bytes, "derived weights", &p->derived, err))) goto done;
     if ((status = allocate(p, DP_MEM_WORKSPACE, p->parts_bytes, "statistics to exchange", &p->parts, err))) goto done;
-    char *base = p->arena, *made = p->derived;
-#define AT(s) ((s) < 0 ? NULL : (void *)(base + a.span[s].offset))
+    char *made = p->derived;
     for (int i = 0; i < p->n_values; i++) {
-        p->value[i].data = AT(p->value[i].data_span);
-        p->value[i].grad = AT(p->value[i].grad_span);
+        p->value[i].data = memory_of(p, &a, p->value[i].data_span);
+        p->value[i].grad = memory_of(p, &a, p->value[i].grad_span);
     }
     p->input = p->value[0].data;
     for (int i = 0; i < p->n_links; i++) {
         dp_plan_link *k = &p->link[i];
-        k->saved = AT(k->saved_span);
-        for (int j = 0; j < k->n_in; j++) k->d_in[j] = k->trains ? AT(k->d_in_span[j]) : NULL;
+        k->saved = memory_of(p, &a, k->saved_span);
+        for (int j = 0; j < k->n_in; j++) k->d_in[j] = k->trains ? memory_of(p, &a, k->d_in_span[j]) : NULL;
         if (k->need.derived) k->derived = made, made += (k->need.derived + align - 1) / align * align;
     }
-#undef AT
     if (part) {
         char *at = p->parts;
         p->part[0] = (void *)at, p->part[1] = (void *)(at + part), p->whole = (void *)(at + 2 * part);
@@ -318,6 +338,7 @@ void dp_plan_leave(dp_plan *p)
     free(p->value);
     free(p->bucket);
     free(p->reads);
+    free(p->lone);
     free(p);
 }
 
@@ -326,6 +347,7 @@ void dp_plan_close(dp_plan *p)
     if (!p) return;
     for (int i = 0; p->link && i < p->n_links; i++)
         if (p->link[i].kernel) p->backend->kernel_close(p->link[i].kernel);
+    for (int i = 0; i < p->n_lone; i++) p->backend->free(p->device, DP_MEM_ACTIVATIONS, p->lone[i].memory, p->lone[i].bytes);
     if (p->arena) p->backend->free(p->device, DP_MEM_ACTIVATIONS, p->arena, p->arena_bytes);
     if (p->workspace) p->backend->free(p->device, DP_MEM_WORKSPACE, p->workspace, p->workspace_bytes);
     if (p->derived) p->backend->free(p->device, DP_MEM_WORKSPACE, p->derived, p->derived_bytes);

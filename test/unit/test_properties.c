@@ -1,5 +1,6 @@
 /* The strict properties of data-parallel training: N devices give the bytes of one device that runs the same leaves; `shards` gives equal
  * bytes on any number of devices; against the whole batch at once only rounding differs. On the plain CPU backend and on late streams. */
+#include "../../nn/plan_internal.h"
 #include "engine_rig.h"
 #include <math.h>
 
@@ -399,6 +400,34 @@ static void a_run_repeats_itself(void **state)
     rig_data_free(&data);
 }
 
+/* DP_ARENA=split: no kernel reads or writes beyond its tensor, or what another has stopped using; the latter is NaN by then. */
+static void memory_of_its_own_changes_nothing(void **state)
+{
+    const dp_backend *b = rig_backend(state);
+    for (int k = 0; k < COUNT(nets); k++) {
+        rig r;
+        rig_data data = rig_data_new(nets[k], 32, 41);
+        trace one = train(nets[k], b, 2, 0, 2, "", &data);
+        assert_int_equal(setenv("DP_ARENA", "split", 1), 0);
+        trace split = train(nets[k], b, 2, 0, 2, "", &data);
+        same(&split, &one, nets[k]->name);
+        free(one.bytes);
+        free(split.bytes);
+        rig_open(&r, nets[k], b, 1, 0, "");
+        rig_step(&r, &data, 0, 12);
+        const dp_plan *p = r.e->replica[0].plan;
+        int dead = 0, nan = 0;
+        for (int i = 0; i < p->n_lone; i++) {
+            if (p->lone[i].last < 1 || p->lone[i].last == p->n_links || p->lone[i].bytes < 4) continue;
+            dead++, nan += isnan(*(const float *)p->lone[i].memory) != 0;
+        }
+        assert_true(dead > 0 && nan > dead / 2); /* backward of what does not train is never reached */
+        rig_close(&r);
+        unsetenv("DP_ARENA");
+        rig_data_free(&data);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -412,6 +441,7 @@ int main(void)
         ON(evaluation_and_prediction_are_equal_on_any_devices),
         ON(evaluation_comes_behind_what_is_in_flight),
         ON(a_run_repeats_itself),
+        ON(memory_of_its_own_changes_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
