@@ -53,7 +53,7 @@ typedef struct dp_step {
     uint64_t *ids;                /* (max rows) used when the batch has none; pinned */
     struct dp_snapshot *snapshot; /* the state after it goes there, too; NULL: nowhere */
     /* By the workers: */
-    dp_run *leaf_run;    /* (leaves) pinned; the worker of a leaf */
+    dp_run *leaf_run;    /* (leaves, and of all: the caller's `run`) pinned; the worker of a leaf */
     dp_loss_sums *sums;  /* (leaves) pinned; the worker of a leaf, by copy */
     dp_verdict *verdict; /* (2) pinned; the master, by copy: of the update, of the report */
 } dp_step;

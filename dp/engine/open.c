@@ -191,7 +191,7 @@ static dp_status pinned(dp_engine *e, size_t bytes, void **p, dp_error *err)
     return DP_OK;
 }
 
-enum { SUMS_BYTES = DP_MAX_LEAVES * sizeof(dp_loss_sums), RUNS_BYTES = DP_MAX_LEAVES * sizeof(dp_run) };
+enum { SUMS_BYTES = DP_MAX_LEAVES * sizeof(dp_loss_sums), RUNS_BYTES = (DP_MAX_LEAVES + 1) * sizeof(dp_run) };
 
 static dp_status open_steps(dp_engine *e, dp_error *err)
 {

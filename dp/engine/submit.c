@@ -170,6 +170,7 @@ static void set_numbers(dp_engine *e, dp_step *s)
                       .inv_count = e->window_targets > 0 ? 1.0 / (double)e->window_targets : 0,
                       .lr = e->lr,
                       .train = 1};
+    s->leaf_run[DP_MAX_LEAVES] = s->run;
     e->window_open = !s->last_of_window;
     if (s->last_of_window) e->window_targets = 0;
     if (!s->update) return;

@@ -49,7 +49,8 @@ static dp_status prepare(dp_walk *k, dp_error *err)
 {
     if (k->prepared) return DP_OK;
     k->prepared = 1;
-    return dp_fetch(k->r->w, &k->r->update_run[k->step->reduction % 2], &k->step->run, sizeof k->step->run, -1, err);
+    return dp_fetch(k->r->w, &k->r->update_run[k->step->reduction % 2], &k->step->leaf_run[DP_MAX_LEAVES], sizeof k->step->run,
+                    -1, err);
 }
 
 static dp_status judge(dp_walk *k, int64_t chunks, dp_verdict *verdict, dp_error *err)

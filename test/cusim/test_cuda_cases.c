@@ -198,7 +198,8 @@ static void slots_are_not_overwritten_under_a_copy(void **state)
     rig_data data = rig_data_new(&rig_wide, SAMPLES, 5);
     dp_rows x = dp_view(data.x, DP_F32, SAMPLES, rig_wide.width), y = dp_view(data.y, DP_I32, SAMPLES, 1);
     float *want = from_loader(&rig_wide, x, y, batches, 1, &m, &pinned);
-    cusim_fault("slow:h:0:300,slow:h:1:100");
+    cusim_fault("slow:h:0:300");
+    cusim_fault("slow:h:1:100");
     float *got = from_loader(&rig_wide, x, y, batches, 0, &n, &pinned);
     cusim_release();
     assert_int_equal(n, m);
