@@ -13,6 +13,36 @@ dp_status dp_engine_check(dp_engine *e, const char *call, dp_error *err)
 
 /* ---- checks of a batch ---- */
 
+static int64_t integer_at(dp_rows r, int64_t i)
+{
+    switch (r.dtype) {
+    case DP_U8: return ((const uint8_t *)r.data)[i];
+    case DP_U16: return ((const uint16_t *)r.data)[i];
+    case DP_I32: return ((const int32_t *)r.data)[i];
+    default: return ((const int64_t *)r.data)[i];
+    }
+}
+
+/* Tokens that an embedding has no row for are found before any device sees them, as labels are. */
+static dp_status check_tokens(const dp_engine *e, dp_rows x, dp_error *err)
+{
+    const dp_graph *g = e->graph;
+    for (int i = 1; i < g->n_nodes; i++) {
+        const dp_node *n = &g->node[i];
+        if (!n->live || n->op->kind != DP_OP_EMBEDDING || n->in[0] != 0) continue;
+        int64_t vocabulary = (int64_t)n->opt[DP_EMBEDDING_VOCAB], tokens = x.n * x.width;
+        if (x.dtype == DP_U8 && vocabulary > UINT8_MAX) continue;
+        for (int64_t k = 0; k < tokens; k++) {
+            int64_t token = integer_at(x, k);
+            if (token >= 0 && token < vocabulary) continue;
+            return dp_fail(err, DP_EDATA, "Row %lld of x, position %lld: token %lld; layer %s has %lld tokens (0 to %lld).",
+                           (long long)(k / x.width), (long long)(k % x.width), (long long)token, n->name, (long long)vocabulary,
+                           (long long)vocabulary - 1);
+        }
+    }
+    return DP_OK;
+}
+
 dp_status dp_check_rows(const dp_engine *e, dp_rows x, dp_rows y, dp_error *err)
 {
     const dp_node *in = &e->graph->node[0];
@@ -26,6 +56,7 @@ dp_status dp_check_rows(const dp_engine *e, dp_rows x, dp_rows y, dp_error *err)
     if (!fits)
         return dp_fail(err, DP_EARGUMENT, "x is of a type the input cannot take; wanted %s.",
                        tokens ? "u8, u16, i32 or i64 tokens" : "f32 or u8");
+    if (tokens) DP_TRY(check_tokens(e, x, err));
     if (!y.data) return DP_OK;
     if (y.n != x.n)
         return dp_fail(err, DP_EARGUMENT, "x has %lld rows and y has %lld; wanted one row of targets per sample.",
@@ -41,16 +72,6 @@ dp_status dp_check_rows(const dp_engine *e, dp_rows x, dp_rows y, dp_error *err)
     return DP_OK;
 }
 
-static int64_t target_at(dp_rows y, int64_t i)
-{
-    switch (y.dtype) {
-    case DP_U8: return ((const uint8_t *)y.data)[i];
-    case DP_U16: return ((const uint16_t *)y.data)[i];
-    case DP_I32: return ((const int32_t *)y.data)[i];
-    default: return ((const int64_t *)y.data)[i];
-    }
-}
-
 /* Targets that count, so that the window's divisor is known before backward; labels are checked on the way (P57). */
 dp_status dp_count_targets(const dp_engine *e, dp_rows y, const uint64_t *ids, int64_t *targets, dp_error *err)
 {
@@ -58,7 +79,7 @@ dp_status dp_count_targets(const dp_engine *e, dp_rows y, const uint64_t *ids, i
     *targets = n;
     if (e->loss.kind == DP_LOSS_MSE) return DP_OK;
     for (int64_t i = 0; i < n; i++) {
-        int64_t t = target_at(y, i);
+        int64_t t = integer_at(y, i);
         if (t == e->loss.ignore_label) continue;
         if (t < 0 || t >= e->loss.classes)
             return dp_fail(

@@ -286,6 +286,28 @@ static void evaluation_of_one_sample_works(void **state)
             if (!strstr(err.text, says[says_i])) fail_msg("\"%s\" lacks \"%s\"", err.text, says[says_i]);                      \
     } while (0)
 
+/* A token that the embedding does not know, anywhere and of any kind of call, is told before any device has work. */
+static void unknown_tokens_are_refused(void **state)
+{
+    rig r;
+    dp_error err;
+    dp_result result = {0};
+    float out[6 * 5 * 11];
+    rig_data data = rig_data_new(&rig_gpt, 8, 3);
+    rig_open(&r, &rig_gpt, rig_backend(state), 2, 0, "");
+    dp_batch b = rig_batch(&data, 0, 6);
+    data.tokens[5 * 5 + 3] = 11;
+    REFUSED(dp_engine_submit(r.e, &b, &err), DP_EDATA, "Row 5 of x, position 3", "token 11", "layer e has 11 tokens");
+    REFUSED(dp_engine_eval(r.e, &b, &result, &err), DP_EDATA, "token 11");
+    REFUSED(dp_engine_predict(r.e, b.x, out, sizeof out, &err), DP_EDATA, "token 11");
+    data.tokens[5 * 5 + 3] = -2;
+    REFUSED(dp_engine_submit(r.e, &b, &err), DP_EDATA, "token -2");
+    data.tokens[5 * 5 + 3] = 10;
+    assert_int_equal(dp_engine_step(r.e, &b, &result, &err), DP_OK);
+    rig_close(&r);
+    rig_data_free(&data);
+}
+
 /* P29, P57 and their like: told before any device has work, and harmless. */
 static void wrong_batches_are_refused(void **state)
 {
@@ -562,6 +584,7 @@ int main(void)
         ON(a_sample_does_not_depend_on_its_place),
         ON(evaluation_of_one_sample_works),
         ON(wrong_batches_are_refused),
+        ON(unknown_tokens_are_refused),
         ON(wrong_settings_are_refused),
         ON(parts_too_small_for_a_batchnorm),
         ON(batches_need_not_divide),
