@@ -95,6 +95,11 @@ static int something_ready(void *arg)
     return choose(arg, 1, &b) >= 0;
 }
 
+void dp_stages_done(dp_walk *k)
+{
+    for (int i = 0; i < k->n_stages; i++) k->done[i] = count(k, i);
+}
+
 dp_status dp_communicate(dp_walk *k, int all, dp_error *err)
 {
     int b;

@@ -35,20 +35,20 @@ typedef struct dp_step {
     int fresh;        /* ... or were changed since the job before */
     uint64_t brought; /* broadcast = always: last job before it that brought some; 0: none */
     int first_of_window, last_of_window;
-    int windowed;         /* micro-batches are added up in `window` before the reduction */
-    int reduce;           /* gradients are summed over the devices after this batch */
-    int reduced_before;   /* shards: `window` holds sums of this window's earlier batches */
-    int keeps;            /* shards: sums are kept in `window` */
-    int update;           /* the optimizer steps: a target was counted in the window */
-    uint64_t reduction;   /* number of that reduction */
-    uint64_t reads;       /* wait until reduction `reads` has read the gradients; 0: implied by the parameters' arrival */
-    uint64_t gives;       /* bit d: device d has something to add to the reduction */
-    uint64_t gave;        /* bit d: its window holds something from before */
-    uint64_t scatter;     /* scatter = master: number of its batch, among those with rows */
-    int stats;            /* it gives running statistics */
-    uint64_t committed;   /* job before it that did so last; 0: none */
-    uint64_t pooled;      /* number of pooled statistics before it (bn_stats = merged, sync); its own is one more */
-    uint64_t part;        /* exchanges of batchnorm parts before it (bn_stats = sync) */
+    int windowed;       /* micro-batches are added up in `window` before the reduction */
+    int reduce;         /* gradients are summed over the devices after this batch */
+    int reduced_before; /* shards: `window` holds sums of this window's earlier batches */
+    int keeps;          /* shards: sums are kept in `window` */
+    int update;         /* the optimizer steps: a target was counted in the window */
+    uint64_t reduction; /* number of that reduction */
+    uint64_t reads;     /* wait until reduction `reads` has read the gradients; 0: implied by the parameters' arrival */
+    uint64_t gives;     /* bit d: device d has something to add to the reduction */
+    uint64_t gave;      /* bit d: its window holds something from before */
+    uint64_t scatter;   /* scatter = master: number of its batch, among those with rows */
+    int stats;          /* it gives running statistics */
+    uint64_t committed; /* job before it that did so last; 0: none */
+    uint64_t pooled;    /* number of pooled statistics before it (bn_stats = merged, sync); its own is one more */
+    uint64_t part;      /* exchanges of batchnorm parts before it (bn_stats = sync) */
     double posted_at;
     uint64_t *ids;                /* (max rows) used when the batch has none; pinned */
     struct dp_snapshot *snapshot; /* the state after it goes there, too; NULL: nowhere */
@@ -112,12 +112,13 @@ typedef struct dp_device_signals {
     dp_signal *here;     /* [bucket] version: its replica has all of it. For its own lanes only */
     dp_signal read;      /* reduction: it reads no other device's gradients any more */
     dp_signal taken;     /* job: it has brought all parameters (broadcast = always) */
-    dp_signal rows;      /* number of the scatter: it has taken its rows from the master (scatter = master); the master: they are there */
-    dp_signal output;    /* round counter: outputs of its leaf (loss = master) */
-    dp_signal loss;      /* the master's, for this device: its output's gradient of that round */
-    dp_signal part;      /* exchange number: its part of batchnorm's statistics (bn_stats = sync) */
-    dp_signal buffers;   /* job: it has taken the running statistics. For its own lanes only */
-    dp_signal stats;     /* number: its leaves' statistics are there (bn_stats = merged, sync) */
+    dp_signal
+        rows; /* number of the scatter: it has taken its rows from the master (scatter = master); the master: they are there */
+    dp_signal output;  /* round counter: outputs of its leaf (loss = master) */
+    dp_signal loss;    /* the master's, for this device: its output's gradient of that round */
+    dp_signal part;    /* exchange number: its part of batchnorm's statistics (bn_stats = sync) */
+    dp_signal buffers; /* job: it has taken the running statistics. For its own lanes only */
+    dp_signal stats;   /* number: its leaves' statistics are there (bn_stats = merged, sync) */
 } dp_device_signals;
 
 typedef struct dp_last_sum { /* where the last reduction's result lies */
@@ -164,6 +165,7 @@ typedef struct dp_keep {
 typedef struct dp_leaf_kind { /* all that is fixed in a graph */
     const void *mean;
     float *grad, *stats;
+    const float *steps; /* the optimizer steps with this gradient; NULL: it does not, here */
     dp_loss_sums *sums;
     int64_t rows;
     int32_t x_type, x_layout, y_type, run_stats, slot, merges, last, joins, offers;
@@ -261,6 +263,7 @@ typedef struct dp_walk {
     dp_arrival in;
     const dp_stage *stage;
     int n_stages, done[DP_STAGES]; /* buckets done, by position in `stage` */
+    int stepped;                   /* the graph of its last leaf held the optimizer's step */
     int in_graph;                  /* what is launched becomes a graph: others are told and asked before and after */
     int prepared;                  /* the update's run block and verdict are there */
     int opens_window, offers;      /* its window holds nothing yet; its gradient takes part in a reduction or update */
@@ -297,6 +300,7 @@ void dp_graphs_warn(dp_engine *e); /* once for each device that gave up */
 int dp_graphs_on(const dp_engine *e, int device);
 dp_status dp_graph_run(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, int *launched, dp_error *err);
 void dp_graphs_close(dp_engine *e, dp_worker *w);
+int dp_graph_steps(const dp_walk *k, int last); /* the optimizer's step is in the graph */
 
 /* scatter.c: what goes through the master (scatter = master, loss = master). */
 dp_status dp_scatter_rows(dp_walk *k, dp_error *err);                      /* the master's part: the batch onto it */
@@ -335,6 +339,7 @@ dp_status dp_arrive(dp_engine *e, dp_replica *r, dp_arrival *a, int bucket,
 
 /* comm.c: as far as it goes without waiting under `overlap`, or (all = 1) to the end. */
 dp_status dp_communicate(dp_walk *k, int all, dp_error *err);
+void dp_stages_done(dp_walk *k); /* all of it has been done elsewhere */
 /* reduce.c, update.c: stages. ready: 1 when no wait would stop the thread. */
 int dp_offer_ready(const dp_walk *k, int b);
 dp_status dp_offer_bucket(dp_walk *k, int b, dp_error *err);

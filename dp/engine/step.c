@@ -72,6 +72,7 @@ static dp_status bucket_complete(dp_walk *k, const dp_fold *f, int b, int last, 
     if (!last) return DP_OK;
     if (k->step->windowed && !k->opens_window) DP_TRY(add(k, k->r->window, k->r->grad[0], bucket->offset, bucket->count, err));
     if (!k->offers || k->e->on.overlap == DP_OVERLAP_OFF) return DP_OK;
+    if (k->in_graph && dp_graph_steps(k, last)) return DP_OK;
     dp_signal *gradient = &k->e->at[k->me].gradient[b];
     DP_TRY(dp_signal_record(gradient, k->r->w, k->step->reduction, err));
     if (k->in_graph) return DP_OK; /* told when it has been launched */
@@ -212,7 +213,7 @@ static dp_status run_leaf(dp_walk *k, const dp_fold *f, int last, dp_error *err)
     }
     if (!launched) DP_TRY(dp_leaf_compute(k, &pass, f, last, err));
     k->round++;
-    return last && e->on.overlap == DP_OVERLAP_OFF ? offer_all(k, err) : DP_OK;
+    return last && e->on.overlap == DP_OVERLAP_OFF && !k->stepped ? offer_all(k, err) : DP_OK;
 }
 
 /* A device without rows: it takes the new parameters and has nothing to give but what its window holds. */
