@@ -553,7 +553,7 @@ static void a_hanging_device_is_named(void **state)
     (void)state;
     world_open(&v, late_backend(&(late_options){.seed = 8}), 3, NULL, 0, 4000);
     put(&v, v.x, NULL, 999, 1);
-    v.group->list.timeout_s = 0.5;
+    v.group->list.timeout_s = 2;
     late_arm(&(late_fault){LATE_SUM, 1, 1, DP_OK, 0, 1, 0});
     assert_int_equal(dp_collective_all_reduce(v.c, v.x, v.y, &err), DP_ETIMEOUT);
     assert_non_null(strstr(err.text, "device 1: reduce"));
