@@ -9,6 +9,20 @@ static int64_t rows_of(const dp_pass_job *j, int64_t first)
     return left < most ? left : most;
 }
 
+dp_status dp_eval_compute(dp_engine *e, dp_replica *r, dp_pass *pass, dp_rows y, dp_error *err)
+{
+    dp_worker *w = r->w;
+    dp_stop stop;
+    int which;
+    dp_phase_begin(w, DP_PHASE_FORWARD);
+    DP_TRY(dp_plan_forward(r->eval_plan, w->stream, pass, &stop, &which, err));
+    dp_phase_begin(w, DP_PHASE_LOSS);
+    if (!y.data) return DP_OK;
+    dp_status status = r->b->loss(w->stream, &e->loss, pass->run.rows, dp_plan_output(r->eval_plan), r->y, y.dtype, NULL,
+                                  r->sums);
+    return status ? dp_fail(err, status, "The loss failed (%s).", dp_status_name(status)) : DP_OK;
+}
+
 static dp_status run_leaf(dp_engine *e, dp_replica *r, int leaf, dp_error *err)
 {
     dp_pass_job *j = &e->pass;
@@ -30,16 +44,11 @@ static dp_status run_leaf(dp_engine *e, dp_replica *r, int leaf, dp_error *err)
                     .inv_std = r->normalize ? r->inv_std : NULL,
                     .param = r->param,
                     .buffer = r->buffer};
-    dp_phase_begin(w, DP_PHASE_FORWARD);
-    dp_stop stop;
-    int which;
-    DP_TRY(dp_plan_forward(r->eval_plan, w->stream, &pass, &stop, &which, err));
-    const float *output = dp_plan_output(r->eval_plan);
-    dp_phase_begin(w, DP_PHASE_LOSS);
-    if (!y.data) return dp_send(w, j->out + leaf * e->eval_rows * width, output, (size_t)(rows * width) * 4, err);
-    dp_status status = r->b->loss(w->stream, &e->loss, rows, output, r->y, y.dtype, NULL, &r->sums[leaf]);
-    if (status) return dp_fail(err, status, "The loss failed (%s).", dp_status_name(status));
-    return dp_send(w, &j->sums[leaf], &r->sums[leaf], sizeof *r->sums, err);
+    int launched = 0;
+    if (dp_graphs_on(e, w->device)) DP_TRY(dp_graph_eval(e, r, &pass, y, &launched, err));
+    if (!launched) DP_TRY(dp_eval_compute(e, r, &pass, y, err));
+    if (y.data) return dp_send(w, &j->sums[leaf], r->sums, sizeof *r->sums, err);
+    return dp_send(w, j->out + leaf * e->eval_rows * width, dp_plan_output(r->eval_plan), (size_t)(rows * width) * 4, err);
 }
 
 static dp_status run_pass(void *user, dp_worker *w, uint64_t seq, dp_error *err)

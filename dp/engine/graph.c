@@ -43,6 +43,71 @@ void dp_graphs_close(dp_engine *e, dp_worker *w)
     g->n = 0;
 }
 
+/* ---- any kind of leaf ---- */
+
+/* What goes into a graph. work: all of it. aim: the same phases and records of events, without what is launched. */
+typedef struct body {
+    dp_status (*work)(void *arg, dp_error *err);
+    dp_status (*aim)(void *arg, dp_error *err);
+    void *arg;
+} body;
+
+/* The place of that kind of leaf; -1: none, and the table is full. */
+static int find(dp_graphs *g, const dp_leaf_kind *kind)
+{
+    for (int i = 0; i < g->n; i++)
+        if (!memcmp(&g->of[i].kind, kind, sizeof *kind)) return i;
+    return -1;
+}
+
+static dp_status capture(const dp_backend *b, dp_worker *w, const body *what, dp_be_graph **graph)
+{
+    dp_timeline *t = &w->timeline;
+    dp_status before = t->failed;
+    dp_error unused;
+    DP_TRY(b->capture(w->stream));
+    dp_status status = what->work(what->arg, &unused);
+    if (!status) status = t->failed; /* a mark is missing */
+    t->failed = before;
+    dp_status ended = b->captured(w->stream, status ? NULL : graph);
+    return status ? status : ended;
+}
+
+/* launched = 0: it has to run piece by piece. */
+static dp_status run(dp_engine *e, dp_worker *w, const dp_leaf_kind *kind, const body *what, int *launched, dp_error *err)
+{
+    dp_graphs *g = &e->graphs[w->device];
+    const dp_backend *b = e->backend;
+    int at = find(g, kind);
+    *launched = 0;
+    if (at < 0 && g->n < DP_GRAPHS) g->of[g->n++].kind = *kind;
+    if (at < 0 || !dp_marks_left(w, MARKS)) return DP_OK;
+    if (g->of[at].graph) {
+        b->graph_aim(w->stream);
+        DP_TRY(what->aim(what->arg, err));
+    } else {
+        dp_status status = capture(b, w, what, &g->of[at].graph);
+        if (status == DP_EDEVICE_LOST) return dp_fail(err, status, "The device was lost while its work was captured.");
+        if (status) {
+            g->on = 0, g->failed = status;
+            return DP_OK;
+        }
+    }
+    dp_status status = b->graph_launch(w->stream, g->of[at].graph);
+    if (status) return dp_fail(err, status, "Launching a graph failed (%s).", dp_status_name(status));
+    *launched = 1;
+    return DP_OK;
+}
+
+/* ---- of a training batch ---- */
+
+typedef struct train {
+    dp_walk *k;
+    dp_pass *pass;
+    const dp_fold *f;
+    int last;
+} train;
+
 /* A device that is alone steps right behind backward, unless a copy of the state is wanted, which follows its own lanes. */
 int dp_graph_steps(const dp_walk *k, int last)
 {
@@ -74,44 +139,28 @@ static dp_leaf_kind kind_of(const dp_walk *k, const dp_pass *pass, const dp_fold
     return kind;
 }
 
-/* The place of that kind of leaf; -1: none, and the table is full. */
-static int find(dp_graphs *g, const dp_leaf_kind *kind)
+static dp_status train_work(void *arg, dp_error *err)
 {
-    for (int i = 0; i < g->n; i++)
-        if (!memcmp(&g->of[i].kind, kind, sizeof *kind)) return i;
-    return -1;
-}
-
-static dp_status capture(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, dp_be_graph **graph)
-{
-    dp_be_stream *s = k->r->w->stream;
-    dp_timeline *t = &k->r->w->timeline;
-    dp_status before = t->failed;
-    dp_error unused;
-    DP_TRY(k->r->b->capture(s));
+    const train *t = arg;
+    dp_walk *k = t->k;
     k->in_graph = 1;
-    dp_status status = dp_leaf_compute(k, pass, f, last, &unused);
-    if (!status && dp_graph_steps(k, last)) {
-        dp_phase_begin(k->r->w, DP_PHASE_UPDATE);
-        status = dp_replica_update(k->r, dp_final(k->e, k->step, k->me), &k->e->optimizer, &unused);
-    }
+    dp_status status = dp_leaf_compute(k, t->pass, t->f, t->last, err);
     k->in_graph = 0;
-    if (!status) status = t->failed; /* a mark is missing */
-    t->failed = before;
-    dp_status ended = k->r->b->captured(s, status ? NULL : graph);
-    return status ? status : ended;
+    if (status || !dp_graph_steps(k, t->last)) return status;
+    dp_phase_begin(k->r->w, DP_PHASE_UPDATE);
+    return dp_replica_update(k->r, dp_final(k->e, k->step, k->me), &k->e->optimizer, err);
 }
 
-/* The same events as in the capture, those of this step. */
-static dp_status aim(dp_walk *k, int last, dp_error *err)
+static dp_status train_aim(void *arg, dp_error *err)
 {
+    const train *t = arg;
+    dp_walk *k = t->k;
     dp_worker *w = k->r->w;
-    k->r->b->graph_aim(w->stream);
     dp_phase_begin(w, DP_PHASE_FORWARD);
     dp_phase_begin(w, DP_PHASE_LOSS);
     dp_phase_begin(w, DP_PHASE_BACKWARD);
-    if (dp_graph_steps(k, last)) dp_phase_begin(w, DP_PHASE_UPDATE);
-    for (int i = 0; offers(k, last) && i < k->e->params->n_buckets; i++)
+    if (dp_graph_steps(k, t->last)) dp_phase_begin(w, DP_PHASE_UPDATE);
+    for (int i = 0; offers(k, t->last) && i < k->e->params->n_buckets; i++)
         DP_TRY(dp_signal_record(&k->e->at[k->me].gradient[dp_plan_completed(k->r->plan, i)], w, k->step->reduction, err));
     return DP_OK;
 }
@@ -153,28 +202,48 @@ static dp_status launched_leaf(dp_walk *k, const dp_fold *f, int last, dp_error 
     return dp_graph_steps(k, last) ? stepped(k, err) : DP_OK;
 }
 
-dp_status dp_graph_run(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, int *launched, dp_error *err)
+dp_status dp_graph_train(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, int *launched, dp_error *err)
 {
-    dp_graphs *g = &k->e->graphs[k->me];
-    dp_worker *w = k->r->w;
     dp_leaf_kind kind = kind_of(k, pass, f, last);
-    int at = find(g, &kind);
-    *launched = 0;
-    if (at < 0 && g->n < DP_GRAPHS) g->of[g->n++].kind = kind;
-    if (at < 0 || !dp_marks_left(w, MARKS)) return DP_OK;
+    train t = {k, pass, f, last};
     if (dp_graph_steps(k, last)) DP_TRY(wait_for_last_job(k, err));
-    if (g->of[at].graph) {
-        DP_TRY(aim(k, last, err));
-    } else {
-        dp_status status = capture(k, pass, f, last, &g->of[at].graph);
-        if (status == DP_EDEVICE_LOST) return dp_fail(err, status, "The device was lost while its work was captured.");
-        if (status) {
-            g->on = 0, g->failed = status;
-            return DP_OK;
-        }
-    }
-    dp_status status = k->r->b->graph_launch(w->stream, g->of[at].graph);
-    if (status) return dp_fail(err, status, "Launching a graph failed (%s).", dp_status_name(status));
-    *launched = 1;
-    return launched_leaf(k, f, last, err);
+    DP_TRY(run(k->e, k->r->w, &kind, &(body){train_work, train_aim, &t}, launched, err));
+    return *launched ? launched_leaf(k, f, last, err) : DP_OK;
+}
+
+/* ---- of an evaluation ---- */
+
+typedef struct look {
+    dp_engine *e;
+    dp_replica *r;
+    dp_pass *pass;
+    const dp_rows *y;
+} look;
+
+static dp_status look_work(void *arg, dp_error *err)
+{
+    const look *l = arg;
+    return dp_eval_compute(l->e, l->r, l->pass, *l->y, err);
+}
+
+static dp_status look_aim(void *arg, dp_error *err)
+{
+    const look *l = arg;
+    (void)err;
+    dp_phase_begin(l->r->w, DP_PHASE_FORWARD);
+    dp_phase_begin(l->r->w, DP_PHASE_LOSS);
+    return DP_OK;
+}
+
+dp_status dp_graph_eval(dp_engine *e, dp_replica *r, dp_pass *pass, dp_rows y, int *launched, dp_error *err)
+{
+    dp_leaf_kind kind;
+    look l = {e, r, pass, &y};
+    memset(&kind, 0, sizeof kind);
+    kind.mean = pass->mean;
+    kind.rows = pass->run.rows;
+    kind.x_type = (int32_t)pass->x_type, kind.x_layout = (int32_t)pass->x_layout;
+    kind.y_type = y.data ? (int32_t)y.dtype : -1;
+    kind.eval = 1;
+    return run(e, r->w, &kind, &(body){look_work, look_aim, &l}, launched, err);
 }

@@ -168,8 +168,7 @@ typedef struct dp_leaf_kind { /* all that is fixed in a graph */
     const float *steps; /* the optimizer steps with this gradient; NULL: it does not, here */
     dp_loss_sums *sums;
     int64_t rows;
-    int32_t x_type, x_layout, y_type, run_stats, slot, merges, last, joins, offers;
-    int32_t reserved;
+    int32_t x_type, x_layout, y_type, run_stats, slot, merges, last, joins, offers, eval;
 } dp_leaf_kind;
 enum { DP_GRAPHS = 32 };
 typedef struct dp_graphs {
@@ -298,7 +297,8 @@ dp_status dp_leaf_compute(dp_walk *k, dp_pass *pass, const dp_fold *f, int last,
 void dp_graphs_open(dp_engine *e); /* by the settings */
 void dp_graphs_warn(dp_engine *e); /* once for each device that gave up */
 int dp_graphs_on(const dp_engine *e, int device);
-dp_status dp_graph_run(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, int *launched, dp_error *err);
+dp_status dp_graph_train(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, int *launched, dp_error *err);
+dp_status dp_graph_eval(dp_engine *e, dp_replica *r, dp_pass *pass, dp_rows y, int *launched, dp_error *err);
 void dp_graphs_close(dp_engine *e, dp_worker *w);
 int dp_graph_steps(const dp_walk *k, int last); /* the optimizer's step is in the graph */
 
@@ -398,6 +398,9 @@ dp_status dp_config_without(dp_config *c, const dp_engine *e, int device, dp_err
 
 /* check.c: devices.check_replicas */
 dp_status dp_check_replicas(dp_engine *e, dp_error *err);
+
+/* evaluate.c: forward of a leaf, and with targets its loss into the first of the device's sums. */
+dp_status dp_eval_compute(dp_engine *e, dp_replica *r, dp_pass *pass, dp_rows y, dp_error *err);
 
 /* submit.c */
 int dp_engine_brings(dp_engine *e, int always,

@@ -209,7 +209,7 @@ static dp_status run_leaf(dp_walk *k, const dp_fold *f, int last, dp_error *err)
     if (dp_graphs_on(e, k->me)) {
         DP_TRY(all_is_there(k, err));
         pass.by_bucket = 0;
-        DP_TRY(dp_graph_run(k, &pass, f, last, &launched, err));
+        DP_TRY(dp_graph_train(k, &pass, f, last, &launched, err));
     }
     if (!launched) DP_TRY(dp_leaf_compute(k, &pass, f, last, err));
     k->round++;
