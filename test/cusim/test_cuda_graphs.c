@@ -57,15 +57,15 @@ static const struct {
     int full; /* only at full scale */
 } runs[] = {
     {&rig_wide, "devices.mode=dp", 1, 1, 1},
-    {&rig_gpt, "devices.mode=balanced optimizer.clip_norm=0.05", 1, 1},
-    {&rig_conv, "devices.shards=3 data.accumulate=2", 1, 2},
+    {&rig_gpt, "devices.mode=balanced optimizer.clip_norm=0.05", 1, 1, 0},
+    {&rig_conv, "devices.shards=3 data.accumulate=2", 1, 2, 0},
     {&rig_wide, "devices.mode=dp devices.overlap=off data.accumulate=2", 1, 2, 1},
-    {&rig_dropout, "devices.mode=balanced devices.on_device_failure=continue run.snapshot_every=2", 1, 1},
+    {&rig_dropout, "devices.mode=balanced devices.on_device_failure=continue run.snapshot_every=2", 1, 1, 0},
     {&rig_wide, "devices.mode=dp devices.overlap=off", 2, 1, 1},
-    {&rig_conv, "devices.mode=balanced devices.bn_stats=merged", 2, 1},
-    {&rig_conv, "devices.mode=ddp devices.shards=3 data.accumulate=2", 2, 2},
+    {&rig_conv, "devices.mode=balanced devices.bn_stats=merged", 2, 1, 0},
+    {&rig_conv, "devices.mode=ddp devices.shards=3 data.accumulate=2", 2, 2, 0},
     {&rig_dropout, "devices.mode=balanced data.accumulate=3", 3, 3, 1},
-    {&rig_gpt, "devices.mode=dp devices.reduce=tree devices.transport=host", 3, 1},
+    {&rig_gpt, "devices.mode=dp devices.reduce=tree devices.transport=host", 3, 1, 0},
     {&rig_gpt, "devices.mode=balanced optimizer.clip_norm=0.05", 2, 1, 1},
 };
 
