@@ -79,12 +79,15 @@ typedef struct dp_span {
 } dp_span;
 typedef void (*dp_span_fn)(void *user, const dp_span *span);
 
+enum { DP_LINK_HOST, DP_LINK_COPY, DP_LINK_PEER };
 /* What moved between two devices: `from` was read by `to`. */
 typedef struct dp_link {
-    char kind[16];      /* "memory" (CPU devices), "peer", "host" (staged) */
-    int64_t bytes;      /* since open */
-    double bytes_per_s; /* by dp_engine_measure_links; 0: not measured */
-    int64_t reserved[4];
+    char kind[16];                    /* "memory" (CPU devices), "peer" (kernels read it), "copy", "host" (staged) */
+    int64_t bytes;                    /* since open */
+    double bytes_per_s;               /* of that kind, when it was last measured, sums included; 0: never */
+    double by_peer, by_copy, by_host; /* bytes per second of all kinds; 0: not measured, or not possible */
+    int32_t link_class;               /* pairs of about one rate, 0 the fastest; -1: not measured, or no access */
+    int32_t fastest;                  /* DP_LINK_ of that class; -1 */
 } dp_link;
 
 /* Devices, switches, optimizer and loss from c, the network from g (finished; must outlive the engine). Everything is allocated
@@ -116,10 +119,14 @@ DP_API dp_status dp_engine_load(dp_engine *e, const char *path, dp_error *err);
 DP_API dp_status dp_engine_save(dp_engine *e, const char *path, dp_error *err);
 DP_API int dp_engine_devices(const dp_engine *e);
 DP_API int dp_engine_stats(const dp_engine *e, int device, dp_device_stats *s); /* 0: no such device */
+/* Clock, throttling, errors and other users of a GPU at this moment, as NVML tells; takes up to some milliseconds, and nothing of the device.
+ * 0: not known, as of CPU devices. */
+DP_API int dp_engine_health(const dp_engine *e, int device, dp_device_health *h);
 /* Every span since the last call that the devices' rings still hold (4,096 records a device), device by device in order of time, of
  * batches that have been waited for. */
 DP_API dp_status dp_engine_trace(dp_engine *e, dp_span_fn fn, void *user, dp_error *err);
-/* Copies 4 MB over every ordered pair of devices, all pairs of a distance at once, and keeps the rates for dp_engine_link. */
+/* Moves 4 MB over every ordered pair of devices, all pairs of a distance at once, by every route, and keeps the rates for
+ * dp_engine_link. */
 DP_API dp_status dp_engine_measure_links(dp_engine *e, dp_error *err);
 DP_API int dp_engine_link(const dp_engine *e, int from, int to, dp_link *l); /* 0: no such pair */
 /* How a batch of n would be cut: rows[i] of device i, over all rounds. Returns the number of devices; fills at most max. */
@@ -170,8 +177,12 @@ typedef struct dp_array dp_array; /* rows on one device; made by the call that f
 
 DP_API dp_status dp_group_open(dp_group **g, const dp_config *c, dp_error *err); /* devices.use, .threads, .timeout_s */
 DP_API int dp_group_size(const dp_group *g);
+DP_API int dp_group_device(const dp_group *g, int device, dp_device_info *info); /* 0: no such device */
 /* fn(user, device) on every worker at once; returns when all have returned. Non-zero from any = DP_EDEVICE naming the lowest. */
 DP_API dp_status dp_group_run(dp_group *g, int (*fn)(void *user, int device), void *user, dp_error *err);
+/* As dp_engine_measure_links and dp_engine_link. 0: no such pair. */
+DP_API dp_status dp_group_measure_links(dp_group *g, dp_error *err);
+DP_API int dp_group_link(const dp_group *g, int from, int to, dp_link *l);
 DP_API dp_status dp_group_close(dp_group *g, dp_error *err);
 /* A model on one device for up to max_rows rows at a time; seeded start from c (run.seed). net must outlive it. */
 DP_API dp_status dp_model_open(dp_model **m, dp_group *g, int device, const dp_graph *net, const dp_config *c, int64_t max_rows,

@@ -9,7 +9,7 @@
 #include "graph.h"
 #include "params.h"
 
-enum { DP_BACKEND_ABI = 3 };
+enum { DP_BACKEND_ABI = 4 };
 typedef struct dp_be_device dp_be_device;
 typedef struct dp_be_stream dp_be_stream;
 typedef struct dp_be_event dp_be_event;
@@ -124,9 +124,11 @@ typedef struct dp_be_options {
     int conv_own;         /* CUDA: devices.conv = own */
     int no_epilogue;      /* CUDA: matrix products without fused bias, relu, gelu (tests) */
     int tune_measure;     /* CUDA: devices.tune = measure */
+    int debug_sync;       /* CUDA: run.debug_sync: every call waits for what it has launched */
     int64_t workspace;    /* CUDA: most bytes that a library may take for one call, 0 = default */
 } dp_be_options;
 
+enum { DP_RANGE_PHASE, DP_RANGE_BUCKET, DP_RANGE_LAYER, DP_RANGES };
 typedef struct dp_backend {
     uint32_t abi;     /* DP_BACKEND_ABI */
     const char *kind; /* "cpu", "cuda" */
@@ -219,6 +221,13 @@ typedef struct dp_backend {
     dp_status (*checksum)(dp_be_stream *s, const float *x, int64_t count, uint64_t *chunk_sums);
     /* Things created since open (kernels' primitives, threads, streams, events): tests see that a second epoch creates none. */
     int64_t (*created)(const dp_be_device *d);
+    /* -- sight; NULL where the kind has no such thing -- */
+    int (*health)(dp_be_device *d, dp_device_health *h); /* any thread, asks the system only; 0: not known */
+    /* For profilers, on the worker's thread: what it launches from now on. Ends the ranges of this level and of higher ones, then begins this one;
+     * name NULL: only that. number < 0: none. */
+    void (*range)(dp_be_device *d, int level, const char *name, int number);
+    const char *(*notes)(const dp_be_device *d); /* what it chose for its kernels, a line each; while its thread has no job */
+    dp_status (*failure)(const dp_be_device *d, dp_error *err); /* any thread: how it was lost; DP_OK: it is not */
 } dp_backend;
 
 const dp_backend *dp_backend_cpu(void);

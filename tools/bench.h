@@ -46,7 +46,8 @@ dp_status bench_case_open_on(bench_case *b, const request *r, dp_error *err);
 dp_status bench_case_rows(bench_case *b, dp_error *err); /* the batch and the flops for b's finished graph */
 void bench_case_close(bench_case *b);
 dp_status bench_set(dp_config *c, const char *assignment, dp_error *err); /* "section.key=value" */
-void bench_devices_text(char *buf, size_t size, int n);                   /* "cpu:0,cpu:1" */
+int bench_on_gpus(const bench_case *b);                                   /* devices.use names GPUs */
+void bench_devices_text(char *buf, size_t size, const char *kind, int n); /* "cpu:0,cpu:1" */
 int bench_is_switch(const char *key);                                     /* one of those that a mode presets, or the mode */
 /* b's settings without the switches, which a later set may give. NULL: out of memory. */
 dp_config *bench_without_switches(const bench_case *b);
@@ -55,7 +56,7 @@ typedef struct bench_rate {
     double samples_per_s, first_step_s; /* median of the rounds; open to the end of the first step */
     int64_t peak_bytes;                 /* of the fullest device */
 } bench_rate;
-/* Trains on devices cpu:0 .. cpu:(n-1) with one thread each for about `seconds`. */
+/* Trains on these devices, with one thread each, for about `seconds`. */
 dp_status bench_measure(bench_case *b, const char *devices, double seconds, bench_rate *s, dp_error *err);
 int64_t bench_resident(void); /* bytes of this process */
 

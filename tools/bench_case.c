@@ -61,11 +61,17 @@ dp_status bench_set(dp_config *c, const char *assignment, dp_error *err)
     return status;
 }
 
-void bench_devices_text(char *buf, size_t size, int n)
+int bench_on_gpus(const bench_case *b)
+{
+    const char *use = dp_config_get(b->config, "devices.use");
+    return strcmp(use, "auto") && strncmp(use, "cpu:", 4);
+}
+
+void bench_devices_text(char *buf, size_t size, const char *kind, int n)
 {
     size_t at = 0;
     buf[0] = 0;
-    for (int d = 0; d < n && at < size; d++) at += (size_t)snprintf(buf + at, size - at, "%scpu:%d", d ? "," : "", d);
+    for (int d = 0; d < n && at < size; d++) at += (size_t)snprintf(buf + at, size - at, "%s%s:%d", d ? "," : "", kind, d);
 }
 
 int bench_is_switch(const char *key)
@@ -112,7 +118,7 @@ dp_status bench_case_open_on(bench_case *b, const request *r, dp_error *err)
     int n = r->n_counts ? r->count[0] : cores < 2 ? 2 : cores > 8 ? 8 : (int)cores;
     dp_status status = bench_case_open(b, r->config, r->set, r->n_set, err);
     if (status) return status;
-    bench_devices_text(devices, sizeof devices, n);
+    bench_devices_text(devices, sizeof devices, bench_on_gpus(b) ? "cuda" : "cpu", n);
     if (r->n_counts || !strcmp(dp_config_get(b->config, "devices.use"), "auto"))
         dp_config_set(b->config, "devices.use", devices);
     return DP_OK;

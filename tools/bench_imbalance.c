@@ -137,6 +137,24 @@ static void print_devices(const comparison *c)
         }
 }
 
+/* Of GPUs: how fast they were allowed to be. The lowest clock and the reasons seen after any turn. */
+static void print_health(const comparison *c)
+{
+    char why[80], others[32];
+    int known = 0;
+    for (int i = 0; i < c->n; i++) known |= figures_know_health(&c->side[i].figures, 1);
+    if (!known) return;
+    printf("\nClocks right behind the turns, and who else has memory\n%-12s %-8s %9s %9s %9s  %s\n", "", "device", "clock MHz",
+           "of", "others", "throttled");
+    for (int i = 0; i < c->n; i++)
+        for (int d = 0; d < c->side[i].figures.devices; d++) {
+            const dp_device_health *h = &c->side[i].figures.health[d];
+            printf("%-12s %-8s %9d %9d %9s  %s\n", c->side[i].name, c->side[i].figures.device[d].name, (int)h->clock_mhz,
+                   (int)h->max_clock_mhz, bytes_text(others, sizeof others, (double)h->others_bytes),
+                   figures_throttled(h, why, sizeof why));
+        }
+}
+
 static void print_links(const comparison *c)
 {
     char bytes[32], rate[32], want[32], got[32], name[80];
@@ -235,6 +253,27 @@ static void page_summary(page *p, const comparison *c)
     page_facts_end(p);
 }
 
+static void page_health(page *p, const figures *f, int n)
+{
+    char why[80], others[32];
+    if (!figures_know_health(f, n)) return;
+    page_section(p, "Clocks");
+    page_table(p, "Lowest clock and reasons seen right behind the turns, and memory of other processes",
+               "|device|clock MHz|of|memory of others|<throttled");
+    for (int i = 0; i < n; i++)
+        for (int d = 0; d < f[i].devices; d++) {
+            const dp_device_health *h = &f[i].health[d];
+            page_row(p);
+            page_cell(p, "%s", f[i].name);
+            page_cell(p, "%s", f[i].device[d].name);
+            page_cell(p, "%d", (int)h->clock_mhz);
+            page_cell(p, "%d", (int)h->max_clock_mhz);
+            page_cell(p, "%s", bytes_text(others, sizeof others, (double)h->others_bytes));
+            page_words(p, "%s", figures_throttled(h, why, sizeof why));
+        }
+    page_table_end(p);
+}
+
 static int write_page(const request *r, const comparison *c, const figures *f)
 {
     char more[160];
@@ -250,6 +289,7 @@ static int write_page(const request *r, const comparison *c, const figures *f)
     page_phases(p, f, c->n);
     page_section(p, "Load");
     page_load(p, f, c->n);
+    page_health(p, f, c->n);
     page_section(p, "Memory");
     page_memory(p, f, c->n);
     page_section(p, "Links");
@@ -291,6 +331,7 @@ int bench_imbalance(const request *r)
            c.rounds, (long long)c.side[0].warmup);
     print_sides(&c);
     print_devices(&c);
+    print_health(&c);
     print_links(&c);
     code = write_out(r, &c);
     if (!code && c.refused) code = 1;

@@ -82,7 +82,16 @@ void json_number(json *j, const char *name, double value)
         fputs("null", j->f);
 }
 
-static void json_device(json *j, const dp_device_stats *s, double steps)
+static void json_health(json *j, const dp_device_health *h)
+{
+    json_int(j, "clock_mhz", h->clock_mhz);
+    json_int(j, "max_clock_mhz", h->max_clock_mhz);
+    json_text(j, "throttled", h->throttled);
+    json_int(j, "xid", h->xid);
+    json_int(j, "others_bytes", h->others_bytes);
+}
+
+static void json_device(json *j, const dp_device_stats *s, const dp_device_health *h, double steps)
 {
     json_begin(j, NULL, '{');
     json_text(j, "name", s->name);
@@ -93,6 +102,7 @@ static void json_device(json *j, const dp_device_stats *s, double steps)
     json_number(j, "bytes_out", (double)s->bytes_out / steps);
     json_number(j, "host_in", (double)s->host_in / steps);
     json_number(j, "host_out", (double)s->host_out / steps);
+    if (h->clock_mhz) json_health(j, h);
     json_begin(j, "phases", '{');
     for (int i = 0; i < DP_PHASES; i++) json_number(j, dp_phase_name(i), s->phase[i] / steps);
     json_end(j, '}');
@@ -116,7 +126,7 @@ void json_side(json *j, const side *s)
     json_number(j, "peak_max_over_mean", figures_uneven(f, figures_peak_value));
     json_int(j, "busiest_port_bytes", figures_busiest_port(f));
     json_begin(j, "devices", '[');
-    for (int d = 0; d < f->devices; d++) json_device(j, &f->device[d], steps);
+    for (int d = 0; d < f->devices; d++) json_device(j, &f->device[d], &f->health[d], steps);
     json_end(j, ']');
     json_begin(j, "links", '[');
     for (int i = 0; i < f->devices * f->devices; i++) {

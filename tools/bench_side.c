@@ -103,6 +103,7 @@ static dp_status turn(side *s, const bench_case *b, int64_t n, int round, dp_err
     s->rate[round] = (double)(n * s->batch) / (bench_now() - begin);
     s->figures.seconds += bench_now() - begin;
     if (!status) {
+        figures_look(&s->figures, s->engine); /* at once: a moment later the devices have cooled down */
         figures_forget_spans(&s->figures);
         figures_take_spans(&s->figures, s->engine);
     }

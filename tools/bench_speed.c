@@ -61,12 +61,20 @@ static void write_json(json *j, const request *r, const bench_case *b, double pe
     json_end(j, '}');
 }
 
-static int counts(const request *r, int *count)
+static long gpus(void)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    dp_device_info d;
+    long n = 0;
+    for (int i = 0; dp_device(i, &d); i++) n += !strncmp(d.name, "cuda:", 5);
+    return n;
+}
+
+static int counts(const request *r, int on_gpus, int *count)
+{
+    long most = on_gpus ? gpus() : sysconf(_SC_NPROCESSORS_ONLN);
     int n = r->n_counts;
     memcpy(count, r->count, sizeof r->count);
-    while (n < 1 || (!r->n_counts && n < cores && n < 8)) count[n] = n + 1, n++;
+    while (n < 1 || (!r->n_counts && n < most && n < 8)) count[n] = n + 1, n++;
     return n;
 }
 
@@ -77,7 +85,7 @@ int bench_speed(const request *r)
     json j = {0};
     page *p = NULL;
     speed_row row[MAX_COUNTS];
-    int count[MAX_COUNTS], n = counts(r, count), code = 0;
+    int count[MAX_COUNTS], n = 0, on_gpus = 0, code = 0;
     char more[64];
     dp_status status = bench_case_open(&b, r->config, r->set, r->n_set, &err);
     if (status) {
@@ -88,16 +96,19 @@ int bench_speed(const request *r)
         code = bench_wrong("cannot write %s", r->json);
         goto done;
     }
-    double peak = bench_peak(), one = 0;
-    printf("%s: batch %lld, %.1f Mflop a training sample, peak of a core %.0f GF/s\n", r->config, (long long)b.batch,
-           b.flops / 1e6, peak / 1e9);
+    on_gpus = bench_on_gpus(&b);
+    n = counts(r, on_gpus, count);
+    double peak = on_gpus ? 0 : bench_peak(), one = 0; /* of a GPU: not known */
+    int end = snprintf(more, sizeof more, "%.1f Mflop a sample", b.flops / 1e6);
+    if (!on_gpus) snprintf(more + end, sizeof more - (size_t)end, ", peak of a core %.0f GF/s", peak / 1e9);
+    printf("%s: batch %lld, %s\n", r->config, (long long)b.batch, more);
     printf("%8s %14s %8s %10s %8s %7s %12s %10s\n", "devices", "samples/s", "scaling", "efficiency", "GF/s", "peak",
            "first step", "MB/device");
     for (int i = 0; i < n; i++) {
         char devices[1024];
         speed_row *s = &row[i];
         s->devices = count[i];
-        bench_devices_text(devices, sizeof devices, count[i]);
+        bench_devices_text(devices, sizeof devices, on_gpus ? "cuda" : "cpu", count[i]);
         if ((status = bench_measure(&b, devices, r->seconds, &s->rate, &err))) {
             code = bench_failed(status, &err);
             goto done;
@@ -106,14 +117,13 @@ int bench_speed(const request *r)
         s->scaling = s->rate.samples_per_s / one;
         s->efficiency = s->scaling / count[i];
         s->flops_per_s = s->rate.samples_per_s * b.flops;
-        s->of_peak = s->flops_per_s / peak / count[i];
+        s->of_peak = on_gpus ? 0 : s->flops_per_s / peak / count[i];
         printf("%8d %14.1f %8.2f %9.0f%% %8.1f %6.0f%% %9.1f ms %10.1f\n", count[i], s->rate.samples_per_s, s->scaling,
                100 * s->efficiency, s->flops_per_s / 1e9, 100 * s->of_peak, s->rate.first_step_s * 1e3,
                (double)s->rate.peak_bytes / 1e6);
         fflush(stdout);
     }
     if (j.f) write_json(&j, r, &b, peak, row, n);
-    snprintf(more, sizeof more, "%.1f Mflop a sample, peak of a core %.0f GF/s", b.flops / 1e6, peak / 1e9);
     if (r->html) {
         if ((p = bench_page(r, "Training speed", &b, more))) write_page(p, row, n);
         if (!p || !page_close(p)) code = bench_wrong("cannot write %s", r->html);

@@ -77,7 +77,7 @@ static int load(dp_config *c, const options *o, progress *p)
 {
     dp_error err;
     int bad = 0;
-    if (dp_config_load(c, o->config, &err)) {
+    if (o->config && dp_config_load(c, o->config, &err)) {
         if (!p->errors) progress_error(p, &err);
         bad = 1;
     }
@@ -166,12 +166,24 @@ static int run(dp_config *c, const options *o, progress *p)
     return code;
 }
 
+/* Settings as for a run; a configuration need not be given. */
+static int measure(dp_config *c, const options *o, progress *p)
+{
+    dp_error err;
+    int code = load(c, o, p);
+    if (code) return code;
+    dp_status s = show_links(c, &err);
+    if (s) progress_error(p, &err);
+    return exit_code(s, 1);
+}
+
 static int command(dp_config *c, const options *o, progress *p)
 {
     if (o->keys) {
         show_keys(c);
         return EXIT_OK;
     }
+    if (o->measure) return measure(c, o, p);
     int code = load(c, o, p);
     if (!code) code = check_launcher(c);
     return code ? code : run(c, o, p);
@@ -188,7 +200,7 @@ int main(int argc, char **argv)
         options_help();
     } else if (!code && o.version) {
         printf("dptrain %s\n", dp_version_text());
-    } else if (!code && o.devices) {
+    } else if (!code && o.devices && !o.measure) {
         show_devices();
     } else if (!code) {
         p.quiet = o.quiet, p.live = isatty(STDOUT_FILENO);

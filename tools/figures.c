@@ -26,8 +26,9 @@ int figures_open(figures *f, int devices, const char *name)
     snprintf(f->name, sizeof f->name, "%s", name);
     f->devices = devices, f->newest = -1;
     f->device = calloc((size_t)devices, sizeof *f->device);
+    f->health = calloc((size_t)devices, sizeof *f->health);
     f->link = calloc((size_t)devices * (size_t)devices, sizeof *f->link);
-    return f->device && f->link;
+    return f->device && f->health && f->link;
 }
 
 int figures_begin(figures *f, dp_engine *e, const char *name)
@@ -44,6 +45,7 @@ int figures_begin(figures *f, dp_engine *e, const char *name)
 void figures_free(figures *f)
 {
     free(f->device);
+    free(f->health);
     free(f->link);
     free(f->span);
     memset(f, 0, sizeof *f);
@@ -85,6 +87,38 @@ void figures_add_span(void *user, const dp_span *s)
 void figures_take_spans(figures *f, dp_engine *e)
 {
     dp_engine_trace(e, figures_add_span, f, NULL);
+}
+
+/* ---- health ---- */
+
+void figures_look(figures *f, dp_engine *e)
+{
+    for (int d = 0; d < f->devices; d++) {
+        dp_device_health now, *worst = &f->health[d];
+        if (!dp_engine_health(e, d, &now)) continue;
+        if (!worst->clock_mhz || now.clock_mhz < worst->clock_mhz) worst->clock_mhz = now.clock_mhz;
+        worst->max_clock_mhz = now.max_clock_mhz;
+        if (now.xid) worst->xid = now.xid;
+        if (now.others_bytes > worst->others_bytes) worst->others_bytes = now.others_bytes;
+        if (*now.throttled) memcpy(worst->throttled, now.throttled, sizeof now.throttled);
+    }
+}
+
+int figures_know_health(const figures *f, int n)
+{
+    for (int i = 0; i < n; i++)
+        for (int d = 0; d < f[i].devices; d++)
+            if (f[i].health[d].clock_mhz) return 1;
+    return 0;
+}
+
+const char *figures_throttled(const dp_device_health *h, char *buf, size_t size)
+{
+    if (h->xid)
+        snprintf(buf, size, "%s%sXid %d", h->throttled, *h->throttled ? ", " : "", (int)h->xid);
+    else
+        snprintf(buf, size, "%s", *h->throttled ? h->throttled : "no");
+    return buf;
 }
 
 /* ---- the end ---- */

@@ -13,10 +13,11 @@ typedef struct figures {
     char name[48];
     int devices;
     int64_t steps;
-    double seconds;          /* of all these steps, set before the end; 0: all since the begin */
-    dp_device_stats *device; /* [devices] differences over these steps; live and peak bytes as they are */
-    link_figures *link;      /* [from * devices + to] */
-    dp_span *span;           /* the last ones */
+    double seconds;           /* of all these steps, set before the end; 0: all since the begin */
+    dp_device_stats *device;  /* [devices] differences over these steps; live and peak bytes as they are */
+    dp_device_health *health; /* [devices] the worst that was seen; clock_mhz 0: nothing is known */
+    link_figures *link;       /* [from * devices + to] */
+    dp_span *span;            /* the last ones */
     int64_t n_span, room;
     int64_t covered, newest; /* steps of which spans were seen, gone ones too; the last of them */
     int lost;                /* memory ran out: not all spans are there */
@@ -26,9 +27,13 @@ int figures_open(figures *f, int devices, const char *name);   /* from the engin
 int figures_begin(figures *f, dp_engine *e, const char *name); /* from now on */
 void figures_forget_spans(figures *f);                         /* of finished turns: their bytes are booked, the spans go */
 void figures_take_spans(figures *f, dp_engine *e);
+void figures_look(figures *f, dp_engine *e);                    /* how the devices are doing; outside of what is timed */
 void figures_add_span(void *user, const dp_span *s);            /* dp_span_fn; user = figures */
 dp_status figures_end(figures *f, dp_engine *e, dp_error *err); /* the differences; measures the links */
 void figures_free(figures *f);
+
+int figures_know_health(const figures *f, int n);                                 /* 1: of some device of f[n] */
+const char *figures_throttled(const dp_device_health *h, char *buf, size_t size); /* "no", "power cap", "Xid 31" */
 
 double figures_busy(const figures *f, int device);           /* seconds a step */
 int64_t figures_peak(const figures *f, int device);          /* bytes, the class `library` left out */

@@ -14,7 +14,8 @@ void options_help(void)
           "  --predict FILE  write the outputs for the evaluation set to FILE (.npy, otherwise text), weights from --eval\n"
           "                  or run.init_from\n"
           "  --resume        go on from the newest state of the run directory (run.resume = auto)\n"
-          "  --devices       list the devices of this machine\n"
+          "  --devices       list the devices of this machine; touches none\n"
+          "  --measure       with --devices: open those of devices.use, and measure how each reads the memory of each other\n"
           "  --keys          every setting with default, range and meaning\n"
           "  --quiet         print problems only\n"
           "  --version, --help\n"
@@ -51,8 +52,9 @@ static int flag(options *o, const char *arg)
     const struct {
         const char *name;
         int *to;
-    } flags[] = {{"--check", &o->check},     {"--resume", &o->resume}, {"--devices", &o->devices}, {"--keys", &o->keys},
-                 {"--version", &o->version}, {"--help", &o->help},     {"-h", &o->help},           {"--quiet", &o->quiet}};
+    } flags[] = {{"--check", &o->check},     {"--resume", &o->resume}, {"--devices", &o->devices},
+                 {"--measure", &o->measure}, {"--keys", &o->keys},     {"--version", &o->version},
+                 {"--help", &o->help},       {"-h", &o->help},         {"--quiet", &o->quiet}};
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (!strcmp(arg, flags[i].name)) return *flags[i].to = 1;
     return 0;
@@ -80,6 +82,7 @@ int options_parse(options *o, int argc, char **argv)
             return wrong("\"%s\" is neither an option nor section.key=value; one configuration is trained at a time", arg);
         }
     }
+    if (o->measure && !o->devices) return wrong("%s", "--measure goes with --devices");
     if (o->help || o->version || o->devices || o->keys) return 0;
     if (!o->config) return wrong("%s", "the configuration file is missing");
     if (o->check + !!o->eval > 1) return wrong("%s", "--check and --eval exclude each other");

@@ -20,6 +20,58 @@ void show_devices(void)
     printf("CPU devices are virtual: devices.use = cpu:0,cpu:1,... takes any number.\n");
 }
 
+static const char *rate_text(char *buf, size_t size, double bytes_per_s)
+{
+    char bytes[32];
+    snprintf(buf, size, bytes_per_s > 0 ? "%s/s" : "-", bytes_text(bytes, sizeof bytes, bytes_per_s));
+    return buf;
+}
+
+/* The way from one device to another that is the fastest, or the only one, and its rate; then all ways. */
+static void show_matrix(const dp_group *g)
+{
+    static const char *const kinds[] = {"host", "copy", "peer"};
+    int n = dp_group_size(g);
+    dp_device_info info[MAX_DEVICES] = {0};
+    dp_link l;
+    char a[40], b[40], c[40], cell[64];
+    for (int d = 0; d < n && d < MAX_DEVICES; d++) dp_group_device(g, d, &info[d]);
+    printf("\n%-10s", "from \\ to");
+    for (int to = 0; to < n; to++) printf(" %-18s", info[to].name);
+    for (int from = 0; from < n; from++) {
+        printf("\n%-10s", info[from].name);
+        for (int to = 0; to < n; to++) {
+            snprintf(cell, sizeof cell, "-");
+            if (dp_group_link(g, from, to, &l)) {
+                const double rates[] = {l.by_host, l.by_copy, l.by_peer};
+                snprintf(cell, sizeof cell, "%s %s", l.fastest < 0 ? l.kind : kinds[l.fastest],
+                         rate_text(a, sizeof a, l.fastest < 0 ? l.bytes_per_s : rates[l.fastest]));
+            }
+            printf(" %-18s", cell);
+        }
+    }
+    printf("\n");
+    for (int i = 0, lines = 0; i < n * n; i++) {
+        if (!dp_group_link(g, i / n, i % n, &l) || l.by_host <= 0) continue;
+        if (!lines++) printf("\n%-20s %5s %14s %14s %14s\n", "link", "class", "peer (kernels)", "copy", "host");
+        snprintf(cell, sizeof cell, "%.28s > %.28s", info[i / n].name, info[i % n].name);
+        printf("%-20s %5d %14s %14s %14s\n", cell, l.link_class, rate_text(a, sizeof a, l.by_peer),
+               rate_text(b, sizeof b, l.by_copy), rate_text(c, sizeof c, l.by_host));
+    }
+}
+
+dp_status show_links(const dp_config *c, dp_error *err)
+{
+    dp_group *g;
+    dp_status s = dp_group_open(&g, c, err);
+    if (s) return s;
+    printf("%d device%s, all at once, both directions, sums included\n", dp_group_size(g), dp_group_size(g) == 1 ? "" : "s");
+    s = dp_group_measure_links(g, err);
+    if (!s) show_matrix(g);
+    dp_status closed = dp_group_close(g, s ? NULL : err);
+    return s ? s : closed;
+}
+
 void show_keys(const dp_config *c)
 {
     dp_key k;

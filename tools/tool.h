@@ -9,7 +9,7 @@ typedef struct options {
     const char *program, *config, *eval, *predict;
     const char **overrides; /* "section.key=value", in order */
     int n_overrides;
-    int check, resume, devices, keys, version, help, quiet;
+    int check, resume, devices, measure, keys, version, help, quiet;
 } options;
 /* 0 = ok, else a message has gone to stderr. o->overrides is malloc'd. */
 int options_parse(options *o, int argc, char **argv);
@@ -37,6 +37,7 @@ void progress_error(progress *p, const dp_error *e);             /* to stderr, w
 
 /* show.c: tables */
 void show_devices(void);
+dp_status show_links(const dp_config *c, dp_error *err); /* opens the devices of devices.use */
 void show_keys(const dp_config *c);
 void show_model(const dp_graph *g);
 void show_check(dp_engine *e, const dp_config *c);

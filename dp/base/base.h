@@ -93,6 +93,16 @@ typedef struct dp_device_info {
     int32_t reserved[14];
 } dp_device_info;
 
+/* What the system says of a device at this moment. */
+typedef struct dp_device_health {
+    int32_t clock_mhz, max_clock_mhz; /* of the multiprocessors; 0: not known */
+    int32_t xid;                      /* number of the last critical error (NVIDIA's Xid) since open; 0: none */
+    int32_t reserved0;
+    int64_t others_bytes; /* device memory that other processes hold */
+    char throttled[48];   /* why it is slower than it could be: "power cap", "heat, power supply"; "": it is not */
+    int64_t reserved[4];
+} dp_device_health;
+
 /* Classes of device memory, counted apart. */
 enum {
     DP_MEM_PARAMETERS,

@@ -35,6 +35,8 @@ const dp_key_row dp_keys[] = {
      "NaN or infinity in loss or gradient: end the run, or skip the update"},
     {"run.trace", DP_KEY_CHOICE, "off", WORDS("off|step|layer"), "",
      "trace.json of the run for Perfetto: phases of every device, or also its layers; of the first 200 batches"},
+    {"run.debug_sync", DP_KEY_FLAG, "0", WORDS("0|1"), "",
+     "1: on GPUs, every call waits for the work that it launched, so that a failure names its layer; slow"},
     {"run.report", DP_KEY_FLAG, "0", WORDS("0|1"), "", "1: report.html in the run directory"},
     {"run.on_save_error", DP_KEY_CHOICE, "stop", WORDS("stop|warn"), "",
      "a save that fails: end the run, or go on and try at the next interval"},
@@ -75,8 +77,10 @@ const dp_key_row dp_keys[] = {
     {"devices.timeout_s", DP_KEY_NUMBER, "60", ABOVE_0, "s", "a step in which nothing moves for so long has failed"},
     {"devices.on_device_failure", DP_KEY_CHOICE, "stop", WORDS("stop|continue"), "",
      "a device that fails: end the run, or go on without it from the last snapshot (run.snapshot_every)"},
-    {"devices.transport", DP_KEY_CHOICE, "auto", WORDS("auto|peer|host"), "",
-     "how devices get at each other's memory: directly where they can, else through the host; peer: directly or not at all"},
+    {"devices.transport", DP_KEY_CHOICE, "auto", WORDS("auto|peer|copy|host"), "",
+     "how devices get at each other's memory: the fastest, measured at open (not with deterministic = 1); by kernels, by "
+     "copies, "
+     "or not at all; through the host. Equal bytes"},
     {"devices.check_replicas", DP_KEY_INT, "0", AT_LEAST(0), "steps",
      "every so many optimizer steps the parameters of all devices are compared by checksum; 0: never"},
     {"devices.memory_limit_mb", DP_KEY_INT, "0", AT_LEAST(0), "MB", "memory of one device; 0: no limit"},
@@ -84,12 +88,15 @@ const dp_key_row dp_keys[] = {
      "algorithm of convolutions; own: on GPUs the project's kernel instead of cuDNN's"},
     {"devices.graphs", DP_KEY_CHOICE, "auto", WORDS("auto|off"), "",
      "on GPUs, forward and backward launched as one CUDA graph where nothing has to come between (not with bn_stats = sync, "
+     "debug_sync = 1, "
      "loss = "
      "master, run.trace = layer); off: layer by layer"},
     {"devices.tf32", DP_KEY_CHOICE, "all", WORDS("all|conv|off"), "",
      "on GPUs, products with inputs rounded to 10 bits: all, those of convolutions (PyTorch's default), none"},
     {"devices.tune", DP_KEY_CHOICE, "heuristic", WORDS("heuristic|measure"), "",
-     "on GPUs, how a convolution's algorithm is chosen; deterministic = 1 implies heuristic"},
+     "on GPUs, how the algorithms of convolutions and matrix products are chosen: by their library, or by trying the "
+     "deterministic ones at "
+     "open, once for each kind of GPU (kept in ~/.cache/dp); deterministic = 1 implies heuristic"},
     {"devices.workspace_mb", DP_KEY_INT, "0", AT_LEAST(0), "MB",
      "on GPUs, most that a library may take for one call; 0: its choice"},
 

@@ -22,7 +22,7 @@ static int from_master(const dp_engine *e)
 }
 static int by_slices(const dp_engine *e) /* scatter and all-gather */
 {
-    return from_master(e) && e->on.reduce == DP_REDUCE_SLICED && e->n > 1 && dp_all_read(e);
+    return from_master(e) && e->on.reduce == DP_REDUCE_SLICED && e->n > 1 && dp_all_reach(e->group);
 }
 
 static dp_status take(dp_engine *e, dp_replica *r, int from, int64_t at, int64_t count, dp_error *err)

@@ -27,7 +27,8 @@ void dp_stages_plan(dp_engine *e)
         int collects = on->reduce == DP_REDUCE_SLICED && e->n > 1 &&
                        (on->update == DP_UPDATE_REPLICATED || (on->update == DP_UPDATE_MASTER && master));
         int sums = on->reduce != DP_REDUCE_MASTER || master;
-        if (!dp_all_read(e) && on->reduce != DP_REDUCE_TREE) s[n++] = (dp_stage){.kind = DP_OFFER, .early = DP_OVERLAP_REDUCE};
+        if (!dp_all_reach(e->group) && on->reduce != DP_REDUCE_TREE)
+            s[n++] = (dp_stage){.kind = DP_OFFER, .early = DP_OVERLAP_REDUCE};
         if (sums) s[n++] = (dp_stage){.kind = DP_SUM, .reads = !collects, .early = DP_OVERLAP_REDUCE};
         if (collects) s[n++] = (dp_stage){.kind = DP_COLLECT, .reads = 1, .early = DP_OVERLAP_REDUCE};
         if (steps && !on->early) s[n++] = (dp_stage){.kind = DP_NORM, .after_all = 1, .early = DP_OVERLAP_ALL};

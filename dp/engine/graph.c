@@ -12,6 +12,7 @@ void dp_graphs_open(dp_engine *e)
 {
     int wanted = dp_config_choice(e->config, "devices.graphs") == 0 && e->backend->capture;
     const char *why = e->n_bn && e->on.bn_stats == DP_BN_SYNC         ? "devices.bn_stats = sync"
+                      : dp_config_flag(e->config, "run.debug_sync")   ? "run.debug_sync = 1"
                       : dp_config_choice(e->config, "run.trace") == 2 ? "run.trace = layer"
                       : e->on.loss_on_master                          ? "devices.loss = master"
                                                                       : NULL;

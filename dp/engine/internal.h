@@ -2,6 +2,7 @@
 #ifndef DP_ENGINE_INTERNAL_H
 #define DP_ENGINE_INTERNAL_H
 #include "../base/config.h"
+#include "../group/links.h"
 #include "../group/replica.h"
 #include "../group/signal.h"
 #include "../group/split.h"
@@ -16,7 +17,6 @@ enum { DP_BN_PRIMARY, DP_BN_MERGED, DP_BN_SYNC };                  /* " */
 
 typedef struct dp_switches { /* [devices], read once (switches.c) */
     int scatter_on_master, loss_on_master, broadcast_always, reduce, update, overlap, thread_per_step;
-    int through_host; /* transport = host */
     int shards, small_batch, stop_on_nan, bn_stats;
     int early; /* the update of a bucket need not wait for the norm of all: overlap = all, no clipping, on_nan = stop */
 } dp_switches;
@@ -198,7 +198,6 @@ struct dp_engine {
     dp_splitter splitter;
     int64_t max_rows, eval_rows; /* of a training batch; of an evaluation leaf */
     dp_gathered *gathered;
-    uint8_t *reads;    /* [reader][owner] */
     dp_mirror *mirror; /* [device] */
     dp_graphs *graphs; /* [device] */
     void *all_rows;    /* scatter = master: the whole batch on the master */
@@ -236,7 +235,6 @@ struct dp_engine {
     uint64_t epoch;        /* of the last batch */
     int epoch_seen, warned_weak, warned_unlocked;
     int64_t check_every, checked; /* updates between two checks of the replicas; at the last */
-    double *link_rate;            /* [from][to] bytes per second; 0: not measured */
     int64_t *link_before;         /* [from][to] bytes that moved before the engine went back to a snapshot */
     uint64_t *traced;             /* [device] records given out by dp_engine_trace */
     dp_device_stats *stats;
@@ -294,8 +292,9 @@ dp_status dp_leaf_sums(dp_walk *k, int leaf, dp_error *err); /* ... to the host 
 dp_status dp_leaf_compute(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, dp_error *err);
 
 /* graph.c: the same as one launch, where the backend can. launched = 0: this one has to run piece by piece. */
-void dp_graphs_open(dp_engine *e); /* by the settings */
-void dp_graphs_warn(dp_engine *e); /* once for each device that gave up */
+void dp_choices_say(const dp_engine *e); /* stats.c: which ways were measured to be the fastest (devices.tune) */
+void dp_graphs_open(dp_engine *e);       /* by the settings */
+void dp_graphs_warn(dp_engine *e);       /* once for each device that gave up */
 int dp_graphs_on(const dp_engine *e, int device);
 dp_status dp_graph_train(dp_walk *k, dp_pass *pass, const dp_fold *f, int last, int *launched, dp_error *err);
 dp_status dp_graph_eval(dp_engine *e, dp_replica *r, dp_pass *pass, dp_rows y, int *launched, dp_error *err);
@@ -316,11 +315,8 @@ dp_status dp_statistics_given(dp_walk *k, dp_error *err);                      /
 dp_status dp_statistics_commit(dp_walk *k, dp_error *err);                     /* the master, at the end */
 
 /* mirror.c. publish: memory of this device that others are about to read, before the signal that says so, in its lane; counted: as bytes
- * out. seen: where a reader finds it. take: copy from there. bring: a pointer that a kernel here may read, by a copy into slot `slot` of
+ * out. seen: where a reader finds it. take: copy from there. bring: a pointer that a kernel here should read, by a copy into slot `slot` of
  * the lane's inbox if need be; counted as received. */
-dp_status dp_peers_look(dp_engine *e, dp_error *err); /* peers.c: who reads whom, tested */
-int dp_reads(const dp_engine *e, int reader, int owner);
-int dp_all_read(const dp_engine *e);
 dp_status dp_mirror_open(dp_engine *e, dp_worker *w, dp_error *err);
 void dp_mirror_close(dp_engine *e, dp_worker *w);
 dp_status dp_publish(dp_engine *e, dp_worker *w, const void *memory, size_t bytes, int counted, dp_error *err);

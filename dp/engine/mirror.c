@@ -1,28 +1,12 @@
-/* Devices that cannot read each other meet in host memory: what others read of a device has a mirror there. Its owner publishes before it
- * raises the signal, in the same lane; who can read the device takes it from there, the others from the mirror. So every handover keeps its
- * signal and its order, whatever the route. */
+/* Where one device finds what another has, by the route of the pair (links.h).
+ *
+ * Devices that do not reach each other meet in host memory: what others read of a device has a mirror there. Its owner publishes before it
+ * raises the signal, in the same lane; who reaches the device takes it from there, the others from the mirror. So every handover keeps its
+ * signal and its order, whatever the route. Where copies are the route the reader makes them, too: the owner's signal says when, and the
+ * reader's stream knows when its inbox is free again; an owner that pushed would have to be told so by each reader, bucket by bucket. */
 #include "internal.h"
 #include <stdlib.h>
 #include <string.h>
-
-int dp_reads(const dp_engine *e, int reader, int owner)
-{
-    return reader == owner || e->reads[reader * e->n + owner];
-}
-
-static int unread(const dp_engine *e, int owner) /* by somebody */
-{
-    for (int d = 0; d < e->n; d++)
-        if (!dp_reads(e, d, owner)) return 1;
-    return 0;
-}
-
-int dp_all_read(const dp_engine *e)
-{
-    for (int d = 0; d < e->n; d++)
-        if (unread(e, d)) return 0;
-    return 1;
-}
 
 /* ---- open, close: on the device's worker ---- */
 
@@ -50,7 +34,7 @@ dp_status dp_mirror_open(dp_engine *e, dp_worker *w, dp_error *err)
     const dp_replica *r = &e->replica[me];
     size_t params = (size_t)e->params->count * 4, buffers = (size_t)e->params->buffer_count * 4,
            width = (size_t)e->graph->node[e->graph->out].width * 4, chunks = (size_t)(e->params->count / DP_CHUNK + 1) * 8;
-    if (!unread(e, me)) return DP_OK;
+    if (dp_reached(e->group, me)) return DP_OK;
     DP_TRY(add(e, w, r->grad[0], params, NULL, err));
     if (r->window) DP_TRY(add(e, w, r->window, params, e->mirror[me].range[0].host, err)); /* one of the two takes part */
     DP_TRY(add(e, w, r->param, params, NULL, err));
@@ -106,7 +90,7 @@ dp_status dp_publish(dp_engine *e, dp_worker *w, const void *memory, size_t byte
 
 const void *dp_seen(const dp_engine *e, int reader, int owner, const void *memory)
 {
-    return dp_reads(e, reader, owner) ? memory : mirror_of(e, owner, memory);
+    return dp_reaches(e->group, reader, owner) ? memory : mirror_of(e, owner, memory);
 }
 
 dp_status dp_take(dp_engine *e, dp_worker *w, void *dst, int owner, const void *memory, size_t bytes, dp_error *err)
@@ -117,7 +101,7 @@ dp_status dp_take(dp_engine *e, dp_worker *w, void *dst, int owner, const void *
 dp_status dp_bring(dp_engine *e, dp_replica *r, const float **memory, int owner, int64_t count, int slot, dp_error *err)
 {
     float *here;
-    if (!*memory || dp_reads(e, r->w->device, owner)) {
+    if (!*memory || dp_route(e->group, r->w->device, owner) == DP_ROUTE_PEER) {
         if (*memory && owner != r->w->device) dp_phase_bytes(r->w, count * 4, owner);
         return DP_OK;
     }
@@ -131,7 +115,7 @@ int64_t dp_engine_sent(const dp_engine *e, int device)
 {
     int64_t bytes = atomic_load_explicit(&e->mirror[device].published, memory_order_relaxed);
     for (int d = 0; d < e->n; d++)
-        if (d != device && dp_reads(e, d, device))
+        if (d != device && dp_reaches(e->group, d, device))
             bytes += atomic_load_explicit(&e->group->worker[d].received[device], memory_order_relaxed);
     return bytes;
 }

@@ -92,15 +92,27 @@ static dp_status open_gathered(dp_engine *e, dp_worker *w, dp_error *err)
     return DP_OK;
 }
 
-/* Room for what a device has to copy before its kernels can read it. */
+static int64_t largest_bucket(const dp_engine *e)
+{
+    int64_t most = 0;
+    for (int b = 0; b < e->params->n_buckets; b++)
+        if (e->params->bucket[b].count > most) most = e->params->bucket[b].count;
+    return most;
+}
+
+/* What moves at once. */
+static int64_t piece_bytes(const dp_engine *e)
+{
+    return largest_bucket(e) * 4 / (e->on.reduce == DP_REDUCE_SLICED ? e->n : 1);
+}
+
+/* Room for what a device copies before its kernels read it. */
 static void size_inbox(const dp_engine *e, int me, dp_replica_options *o)
 {
-    int64_t bucket = 0, channels = 0;
+    int64_t bucket = largest_bucket(e), channels = 0;
     int all = 1;
-    for (int d = 0; d < e->n; d++) all &= dp_reads(e, me, d);
+    for (int d = 0; d < e->n; d++) all &= dp_route(e->group, me, d) == DP_ROUTE_PEER;
     if (all) return;
-    for (int b = 0; b < e->params->n_buckets; b++)
-        if (e->params->bucket[b].count > bucket) bucket = e->params->bucket[b].count;
     for (int i = 0; i < e->n_bn; i++)
         if (e->bn[i].channels > channels) channels = e->bn[i].channels;
     o->inbox_slot[DP_LANE_REDUCE] = e->on.reduce == DP_REDUCE_SLICED ? bucket / e->n : bucket;
@@ -288,17 +300,15 @@ static dp_status allocate_tables(dp_engine *e, dp_error *err)
     e->ended = dp_calloc(n * DP_JOBS, sizeof *e->ended);
     e->gathered = dp_calloc(n, sizeof *e->gathered);
     e->stats = dp_calloc(n, sizeof *e->stats);
-    e->link_rate = dp_calloc(n * n, sizeof *e->link_rate);
     e->link_before = dp_calloc(n * n, sizeof *e->link_before);
     e->traced = dp_calloc(n, sizeof *e->traced);
     e->measured = dp_calloc(n, sizeof *e->measured);
-    e->reads = dp_calloc(n * n, 1);
     e->mirror = dp_calloc(n, sizeof *e->mirror);
     e->graphs = dp_calloc(n, sizeof *e->graphs);
     e->bn = dp_calloc((size_t)e->graph->n_nodes, sizeof *e->bn);
     if (e->bn) e->n_bn = dp_batchnorms(e->graph, e->params, e->bn);
-    if (e->reads && e->mirror && e->graphs && e->bn && e->measured && e->at && e->ended && e->gathered && e->stats &&
-        e->link_rate && e->link_before && e->traced)
+    if (e->mirror && e->graphs && e->bn && e->measured && e->at && e->ended && e->gathered && e->stats && e->link_before &&
+        e->traced)
         e->replica = dp_calloc(n, sizeof *e->replica); /* last: close takes it as the sign that all are there */
     if (!e->replica) return dp_fail(err, DP_ENOMEM, "Out of host memory while opening the engine.");
     return DP_OK;
@@ -318,13 +328,14 @@ dp_status dp_engine_start(dp_engine *e, const dp_backend *backend, dp_error *err
     if ((status = read_split(e, e->leaves, err))) goto fail;
     if ((status = dp_params_open(&e->params, e->graph, c, e->n, err))) goto fail;
     if ((status = allocate_tables(e, err))) goto fail;
-    if ((status = dp_peers_look(e, err))) goto fail;
+    if ((status = dp_links_choose(e->group, c, e->params->count * 4, piece_bytes(e), err))) goto fail;
     dp_stages_plan(e);
     dp_graphs_open(e);
     if ((status = dp_group_call(e->group, (dp_job){.run = open_replica, .user = &e->pass}, err))) goto fail;
     e->n_parts = dp_plan_exchanges(e->replica[0].plan);
     if ((status = dp_group_call(e->group, (dp_job){.run = open_mirror, .user = &e->pass}, err))) goto fail;
     if ((status = open_steps(e, err))) goto fail;
+    dp_choices_say(e);
     return DP_OK;
 fail:
     if (dp_engine_stop(e, NULL) == DP_OK) {
@@ -411,18 +422,15 @@ dp_status dp_engine_stop(dp_engine *e, dp_error *err)
     free(e->at);
     free(e->bn);
     free(e->ended);
-    free(e->link_rate);
     free(e->link_before);
     free(e->traced);
     free(e->measured);
-    free(e->reads);
     free(e->mirror);
     free(e->graphs);
     free(e->gathered);
     free(e->stats);
-    e->replica = NULL, e->at = NULL, e->bn = NULL, e->ended = NULL, e->link_rate = NULL, e->link_before = NULL;
-    e->traced = NULL, e->measured = NULL, e->reads = NULL, e->mirror = NULL, e->graphs = NULL, e->gathered = NULL,
-    e->stats = NULL;
+    e->replica = NULL, e->at = NULL, e->bn = NULL, e->ended = NULL, e->link_before = NULL;
+    e->traced = NULL, e->measured = NULL, e->mirror = NULL, e->graphs = NULL, e->gathered = NULL, e->stats = NULL;
     e->n = 0;
     return DP_OK;
 }

@@ -57,7 +57,6 @@ typedef struct survivors { /* of the devices that go on, in their new order */
     dp_measured measured[DP_MAX_DEVICES];
     double booked_to[DP_MAX_DEVICES], weight[DP_MAX_DEVICES];
     int64_t moved[DP_MAX_DEVICES][DP_MAX_DEVICES]; /* from, to */
-    double rate[DP_MAX_DEVICES][DP_MAX_DEVICES];
 } survivors;
 
 static int64_t moved(const dp_engine *e, int from, int to)
@@ -76,11 +75,8 @@ static void note(const dp_engine *e, int lost, survivors *s)
         s->measured[me] = e->measured[d];
         s->booked_to[me] = e->replica[d].booked_to;
         s->weight[me] = e->splitter.weight[d];
-        for (int i = 0; i < e->n; i++) {
-            if (i == lost) continue;
-            s->moved[me][to] = moved(e, d, i);
-            s->rate[me][to++] = e->link_rate[d * e->n + i];
-        }
+        for (int i = 0; i < e->n; i++)
+            if (i != lost) s->moved[me][to++] = moved(e, d, i);
         s->n++;
     }
 }
@@ -92,10 +88,7 @@ static void give(dp_engine *e, const survivors *s)
         e->measured[d] = s->measured[d];
         e->replica[d].booked_to = s->booked_to[d];
         if (e->splitter.kind == DP_SPLIT_AUTO) e->splitter.weight[d] = s->weight[d];
-        for (int i = 0; i < e->n; i++) {
-            e->link_before[d * e->n + i] = s->moved[d][i];
-            e->link_rate[d * e->n + i] = s->rate[d][i];
-        }
+        for (int i = 0; i < e->n; i++) e->link_before[d * e->n + i] = s->moved[d][i];
     }
 }
 

@@ -67,7 +67,7 @@ dp_status dp_offer_bucket(dp_walk *k, int b, dp_error *err)
     if (given && e->on.reduce == DP_REDUCE_MASTER && k->me != 0)
         DP_TRY(dp_publish(e, w, given + bucket->offset, (size_t)bucket->count * 4, 1, err));
     for (int d = 0; given && e->on.reduce == DP_REDUCE_SLICED && d < e->n; d++) /* the slice of each who wants it from there */
-        if (!dp_reads(e, d, k->me))
+        if (!dp_reaches(e->group, d, k->me))
             DP_TRY(dp_publish(e, w, given + dp_slice_at(e, b, d), (size_t)dp_slice_size(e, b) * 4, 1, err));
     return dp_signal_raise(&e->at[k->me].offered[b], w, k->step->reduction, err);
 }
@@ -75,7 +75,7 @@ dp_status dp_offer_bucket(dp_walk *k, int b, dp_error *err)
 /* The signal behind which device d's contribution can be taken here. */
 static dp_signal *given_signal(const dp_walk *k, int d, int b)
 {
-    return dp_reads(k->e, k->me, d) ? &k->e->at[d].gradient[b] : &k->e->at[d].offered[b];
+    return dp_reaches(k->e->group, k->me, d) ? &k->e->at[d].gradient[b] : &k->e->at[d].offered[b];
 }
 
 int dp_sum_ready(const dp_walk *k, int b)

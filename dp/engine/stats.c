@@ -14,11 +14,8 @@ int dp_engine_devices(const dp_engine *e)
 const char *dp_engine_device_name(const dp_engine *e, int device, char *buf, size_t size)
 {
     dp_device_info info;
-    int index = e->group->list.index[device];
-    if (e->group->backend->enumerate(index, &info))
-        snprintf(buf, size, "%s", info.name);
-    else
-        snprintf(buf, size, "%s:%d", e->group->backend->kind, index);
+    dp_group_device(e->group, device, &info);
+    snprintf(buf, size, "%s", info.name);
     return buf;
 }
 
@@ -35,6 +32,22 @@ int dp_engine_stats(const dp_engine *e, int device, dp_device_stats *s)
     s->bytes_out += dp_engine_sent(e, device);
     s->created = atomic_load_explicit(&e->replica[device].created, memory_order_relaxed);
     return 1;
+}
+
+int dp_engine_health(const dp_engine *e, int device, dp_device_health *h)
+{
+    if (!e || !h || device < 0 || device >= e->n || !e->group->backend->health) return 0;
+    return e->group->backend->health(e->group->worker[device].be, h);
+}
+
+/* The first device's: others of its kind chose the same (P05). */
+void dp_choices_say(const dp_engine *e)
+{
+    const char *at = e->backend->notes ? e->backend->notes(e->group->worker[0].be) : "";
+    for (size_t n; *at; at += n + (at[n] == '\n')) {
+        n = strcspn(at, "\n");
+        dp_log(e->config, DP_LOG_INFO, "%.*s", (int)n, at);
+    }
 }
 
 /* ---- timeline ---- */
@@ -69,65 +82,18 @@ dp_status dp_engine_trace(dp_engine *e, dp_span_fn fn, void *user, dp_error *err
 
 /* ---- links ---- */
 
-enum { LINK_BYTES = 4 << 20 };
-typedef struct link_job {
-    dp_engine *engine;
-    void *memory[DP_MAX_DEVICES];
-    int open, distance; /* open: 1 allocates, -1 frees, 0 measures */
-} link_job;
-
-/* Every device reads from the one `distance` further, all at once. */
-static dp_status run_link(void *user, dp_worker *w, uint64_t seq, dp_error *err)
-{
-    link_job *j = user;
-    dp_engine *e = j->engine;
-    const dp_backend *b = e->group->backend;
-    int from = (w->device + j->distance) % e->n;
-    char *mine = j->memory[w->device];
-    (void)seq;
-    if (j->open > 0) {
-        DP_TRY(b->alloc(w->be, DP_MEM_STAGING, 2 * LINK_BYTES, "memory to measure links", &j->memory[w->device], err));
-        dp_status status = b->fill(w->stream, j->memory[w->device], 0, 2 * LINK_BYTES);
-        return status ? dp_fail(err, status, "Clearing device memory failed.") : dp_finish_stream(w, err);
-    }
-    if (j->open < 0) {
-        b->free(w->be, DP_MEM_STAGING, mine, 2 * LINK_BYTES);
-        return DP_OK;
-    }
-    dp_phase_idle(w);
-    double best = 0;
-    for (int i = 0; i < 3; i++) {
-        double begin = dp_now();
-        dp_status status = b->copy(w->stream, mine + LINK_BYTES, j->memory[from], LINK_BYTES);
-        if (status) return dp_fail(err, status, "A copy between devices failed.");
-        DP_TRY(dp_finish_stream(w, err));
-        double rate = LINK_BYTES / (dp_now() - begin);
-        if (rate > best) best = rate;
-    }
-    e->link_rate[from * e->n + w->device] = best;
-    return DP_OK;
-}
-
 dp_status dp_engine_measure_links(dp_engine *e, dp_error *err)
 {
-    link_job j = {.engine = e, .open = 1};
     DP_TRY(dp_engine_check(e, "dp_engine_measure_links", err));
-    dp_status status = dp_engine_job(e, (dp_job){.run = run_link, .user = &j}, err);
-    if (status) return status;
-    j.open = 0;
-    for (j.distance = 1; j.distance < e->n && !status; j.distance++)
-        status = dp_engine_job(e, (dp_job){.run = run_link, .user = &j}, err);
-    if (status) return status;
-    j.open = -1;
-    return dp_engine_job(e, (dp_job){.run = run_link, .user = &j}, err);
+    dp_status status = dp_group_measure_links(e->group, err);
+    if (status) e->failed = 1;
+    return status;
 }
 
 int dp_engine_link(const dp_engine *e, int from, int to, dp_link *l)
 {
-    if (!e || !l || from < 0 || to < 0 || from >= e->n || to >= e->n || from == to) return 0;
-    int64_t bytes = atomic_load_explicit(&e->group->worker[to].received[from], memory_order_relaxed);
-    *l = (dp_link){.bytes = bytes + e->link_before[from * e->n + to], .bytes_per_s = e->link_rate[from * e->n + to]};
-    snprintf(l->kind, sizeof l->kind, "%s", e->group->backend->in_line ? "memory" : "peer");
+    if (!e || !dp_group_link(e->group, from, to, l)) return 0;
+    l->bytes += e->link_before[from * e->n + to];
     return 1;
 }
 

@@ -84,7 +84,6 @@ dp_status dp_switches_read(dp_engine *e, dp_error *err)
                           .update = value[UPDATE],
                           .overlap = value[OVERLAP],
                           .thread_per_step = mode_of(c) == CLASSIC,
-                          .through_host = dp_config_choice(c, "devices.transport") == 2,
                           .shards = (int)dp_config_int(c, "devices.shards"),
                           .small_batch = dp_config_choice(c, "devices.small_batch"),
                           .stop_on_nan = dp_config_choice(c, "run.on_nan") == 0,

@@ -143,7 +143,7 @@ static dp_status run_renew(void *user, dp_worker *w, uint64_t seq, dp_error *err
 dp_status dp_engine_renew(dp_engine *e, dp_error *err)
 {
     transfer t = {.engine = e};
-    if (!dp_all_read(e)) DP_TRY(dp_engine_job(e, (dp_job){.run = run_give, .user = &t}, err));
+    if (!dp_all_reach(e->group)) DP_TRY(dp_engine_job(e, (dp_job){.run = run_give, .user = &t}, err));
     e->version++;
     e->pulled_version = e->version;
     e->stats_version++;

@@ -147,6 +147,37 @@ dp_status dp_collective_barrier(dp_collective *c, dp_error *err)
 
 /* ---- open and close ---- */
 
+static int needs_inbox(const dp_collective *c, int me)
+{
+    for (int r = 0; r < c->n; r++)
+        if (r != me && dp_route(c->group, c->member[me], c->member[r]) != DP_ROUTE_PEER) return 1;
+    return 0;
+}
+
+static size_t inbox_bytes(const dp_collective *c)
+{
+    return (size_t)(c->n - 1) * (size_t)c->share * 4;
+}
+
+/* Whatever the type: an element has 8 bytes at most. */
+static size_t mirror_bytes(const dp_collective *c)
+{
+    return ((size_t)c->max_count * 8 + 63) / 64 * 64;
+}
+
+static dp_status open_mirrors(dp_collective *c, dp_error *err)
+{
+    for (int r = 0; r < c->n; r++) {
+        int missed = 0;
+        void *p;
+        for (int k = 0; k < c->n; k++) missed |= !dp_reaches(c->group, c->member[k], c->member[r]);
+        if (!missed) continue;
+        DP_TRY(dp_group_pinned(c->group, mirror_bytes(c), &p, err));
+        c->mirror[r] = p;
+    }
+    return DP_OK;
+}
+
 static dp_status run_open(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 {
     dp_collective *c = user;
@@ -155,11 +186,14 @@ static dp_status run_open(void *user, dp_worker *w, uint64_t seq, dp_error *err)
     void *p;
     (void)seq;
     if (me < 0) return DP_OK;
-    for (int r = 0; r < c->n; r++)
-        if (r != me && !b->reads_peer(w->be, w->group->worker[c->member[r]].be)) c->blind[me] = r;
+    if (needs_inbox(c, me)) {
+        DP_TRY(b->alloc(w->be, DP_MEM_STAGING, inbox_bytes(c), "what a collective copies before it adds", &p, err));
+        c->inbox[me] = p;
+    }
     DP_TRY(b->alloc(w->be, DP_MEM_STAGING, (size_t)c->share * 4, "slices of a collective", &p, err));
     c->scratch[me] = p;
     DP_TRY(b->event_open(w->be, &c->end[me], err));
+    DP_TRY(dp_signal_open(&c->given[me], w, err));
     return dp_signal_open(&c->ready[me], w, err);
 }
 
@@ -173,8 +207,10 @@ static dp_status run_close(void *user, dp_worker *w, uint64_t seq, dp_error *err
     if (dp_finish_stream(w, err) == DP_ETIMEOUT) return DP_ETIMEOUT; /* something may still use it */
     if (dp_lost(w)) return DP_OK;
     dp_signal_close(&c->ready[me], w);
+    dp_signal_close(&c->given[me], w);
     if (c->end[me]) b->event_close(c->end[me]);
     b->free(w->be, DP_MEM_STAGING, c->scratch[me], (size_t)c->share * 4);
+    b->free(w->be, DP_MEM_STAGING, c->inbox[me], inbox_bytes(c));
     return DP_OK;
 }
 
@@ -191,21 +227,8 @@ static dp_status choose_members(dp_collective *c, const int *devices, int n, dp_
     for (int d = 0; d < size; d++) {
         if (c->rank[d] < 0) continue;
         c->rank[d] = c->n;
-        c->blind[c->n] = -1;
         c->member[c->n++] = d;
     }
-    return DP_OK;
-}
-
-static dp_status check_peers(const dp_collective *c, dp_error *err)
-{
-    for (int r = 0; r < c->n; r++)
-        if (c->blind[r] >= 0)
-            return dp_on_device(err, c->member[r],
-                                dp_fail(err, DP_EDEVICE,
-                                        "Device %d cannot read the memory of device %d, and staging through the host is not "
-                                        "built in: leave one of them out.",
-                                        c->member[r], c->member[c->blind[r]]));
     return DP_OK;
 }
 
@@ -229,7 +252,7 @@ dp_status dp_collective_open(dp_collective **out, dp_group *g, const int *device
     }
     c->share = dp_collective_share(max_count, c->n);
     if ((status = dp_group_call(g, (dp_job){.run = run_open, .user = c}, err))) goto fail;
-    if ((status = check_peers(c, err))) goto fail;
+    if ((status = open_mirrors(c, err))) goto fail;
     *out = c;
     return DP_OK;
 fail:
@@ -240,6 +263,7 @@ fail:
 void dp_collective_close(dp_collective *c)
 {
     if (!c || dp_group_closing(c->group, (dp_job){.run = run_close, .user = c}, NULL)) return;
+    for (int r = 0; r < c->n; r++) dp_group_unpinned(c->group, c->mirror[r], mirror_bytes(c));
     free(c);
 }
 

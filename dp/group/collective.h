@@ -1,6 +1,7 @@
 /* Internal: collectives. The caller's side (collective.c) checks and describes a call, the members' side (collective_run.c) launches it. */
 #ifndef DP_GROUP_COLLECTIVE_H
 #define DP_GROUP_COLLECTIVE_H
+#include "links.h"
 #include "parts.h"
 #include "signal.h"
 
@@ -31,10 +32,12 @@ struct dp_collective {
     dp_group *group;
     int n, member[DP_MAX_DEVICES]; /* devices, ascending */
     int rank[DP_MAX_DEVICES];      /* of a device; -1: not a member */
-    int blind[DP_MAX_DEVICES];     /* by rank: a member whose memory it cannot read; -1: none */
     int64_t max_count;
     float *scratch[DP_MAX_DEVICES];   /* (share) of each member: the sum of its slice, where it has no array for it */
     int64_t share;                    /* the largest slice of max_count elements */
+    char *mirror[DP_MAX_DEVICES];     /* of each member that some other does not reach: its array, in page-locked host memory */
+    float *inbox[DP_MAX_DEVICES];     /* (n - 1, share) of each member whose kernels do not read all others */
+    dp_signal given[DP_MAX_DEVICES];  /* of each member: what it gives is in its mirror; value: the job */
     dp_signal ready[DP_MAX_DEVICES];  /* of each member: its slice stands in its memory; value: the job */
     dp_be_event *end[DP_MAX_DEVICES]; /* of each member's part of the job */
     dp_collective_call

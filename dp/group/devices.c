@@ -235,6 +235,7 @@ dp_status dp_devices_choose(dp_device_list *l, const dp_config *c, const dp_back
     l->tf32 = 2 - dp_config_choice(c, "devices.tf32");
     l->conv_direct = dp_config_choice(c, "devices.conv") == 1;
     l->conv_own = dp_config_choice(c, "devices.conv") == 2;
+    l->debug_sync = dp_config_flag(c, "run.debug_sync");
     l->tune_measure = dp_config_choice(c, "devices.tune") == 1 && !l->deterministic;
     return DP_OK;
 }

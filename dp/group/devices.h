@@ -11,8 +11,8 @@ typedef struct dp_device_list {
     int threads; /* of one device */
     int pin;     /* cores suffice for a core of its own per thread */
     double timeout_s;
-    int64_t memory_limit, workspace;                              /* bytes; workspace: of one library call on a GPU */
-    int deterministic, tf32, conv_direct, conv_own, tune_measure; /* as in dp_be_options */
+    int64_t memory_limit, workspace; /* bytes; workspace: of one library call on a GPU */
+    int deterministic, tf32, conv_direct, conv_own, tune_measure, debug_sync; /* as in dp_be_options */
 } dp_device_list;
 
 /* devices.use and what belongs to it. `auto` takes all GPUs that can be used; without any, one CPU device per core, up to 8, fewer when a

@@ -1,7 +1,7 @@
 /* Workers, jobs and waits. Waiting: spin for a moment when every thread has a core, then park on one condition variable. Whoever
  * raises a counter looks whether somebody is parked; both sides use sequentially consistent order, so that either the waiter sees
  * the counter or the raiser sees the waiter. */
-#include "group.h"
+#include "links.h"
 #include "../base/config.h"
 #include "../base/text.h"
 #include <errno.h>
@@ -192,6 +192,7 @@ static void note_failure(dp_worker *w, dp_status status, const dp_error *error)
         w->error.code = status;
         w->error.device = w->error.device < 0 ? w->device : w->error.device;
         w->error.replica = w->error.replica < 0 ? w->device : w->error.replica;
+        if (tells == DP_FAILED_LOST) dp_timeline_lost(w, &w->error);
         if (w->error.phase < 0) {
             int phase = atomic_load_explicit(&w->phase, memory_order_relaxed);
             dp_error_place(&w->error, -1, -1, phase, dp_phase_name(phase), -1, NULL);
@@ -285,6 +286,7 @@ static void serve(dp_worker *w)
             if (atomic_load(&g->posted) == started)
                 park(g, DP_ROOM_WORKERS, &(wish){.counter = &g->posted, .value = started + 1}, 1.0, 1);
         } else {
+            dp_timeline_seen(w);
             if (++looks % 256 == 0 && is_quiet(g)) dp_timeline_look(w);
             sched_yield(); /* the device works: look again */
         }
@@ -338,7 +340,8 @@ static dp_status start_worker(dp_group *g, int d, dp_error *err)
                              .tf32 = l->tf32,
                              .conv_direct = l->conv_direct,
                              .conv_own = l->conv_own,
-                             .tune_measure = l->tune_measure};
+                             .tune_measure = l->tune_measure,
+                             .debug_sync = l->debug_sync};
     opening o = {.w = &g->worker[d], .options = &options};
     sigset_t all, before;
     g->worker[d].group = g;
@@ -388,6 +391,7 @@ dp_status dp_group_open_on(dp_group **out, const dp_config *c, const dp_backend 
     }
     for (int d = 0; d < g->n; d++)
         if ((status = start_worker(g, d, err))) goto fail;
+    if ((status = dp_links_open(g, c, err))) goto fail;
     *out = g;
     return DP_OK;
 fail:
@@ -406,6 +410,15 @@ dp_status dp_group_open(dp_group **g, const dp_config *c, dp_error *err)
 int dp_group_size(const dp_group *g)
 {
     return g ? g->n : 0;
+}
+
+int dp_group_device(const dp_group *g, int device, dp_device_info *info)
+{
+    if (!g || !info || device < 0 || device >= g->n) return 0;
+    if (g->backend->enumerate(g->list.index[device], info)) return 1;
+    memset(info, 0, sizeof *info); /* more CPU devices than cores */
+    dp_format(info->name, sizeof info->name, "%s:%d", g->backend->kind, g->list.index[device]);
+    return 1;
 }
 
 uint64_t dp_group_next(const dp_group *g)
@@ -552,6 +565,7 @@ dp_status dp_group_close(dp_group *g, dp_error *err)
     }
     for (int i = 0; i < 2; i++) pthread_cond_destroy(&g->room[i].moved);
     pthread_mutex_destroy(&g->lock);
+    free(g->links);
     free(g->worker);
     free(g);
     return DP_OK;

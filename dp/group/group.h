@@ -53,6 +53,7 @@ struct dp_worker {
 enum { DP_FAILED_NOT, DP_FAILED_AFTER_OTHERS, DP_FAILED_SELF, DP_FAILED_LOST }; /* more replaces less */
 
 typedef struct dp_pinned dp_pinned;
+typedef struct dp_links dp_links;
 typedef struct dp_room {  /* where threads park: apart, so that what concerns one side does not wake the other */
     pthread_cond_t moved; /* some counter was raised while somebody was parked */
     _Atomic int parked;
@@ -71,6 +72,7 @@ struct dp_group {
     _Atomic int leaving;  /* ... while some device hangs: threads end and touch nothing */
     double spin_s;        /* how long a wait spins before it parks: 0 when cores do not suffice */
     pthread_mutex_t lock; /* of the errors and of parking */
+    dp_links *links;      /* who gets at whose memory (links.h); workers read it */
     dp_pinned *pinned;    /* page-locked host memory (pinned.c) */
     size_t unlocked;      /* bytes that could not be */
     dp_room room[2];      /* the workers', who wait for jobs and for each other; the caller's, who waits for the end of jobs */
@@ -123,6 +125,10 @@ void dp_wait_ends(dp_worker *w, const dp_record *before, double now);
 int dp_stream_waits(dp_worker *w, dp_record *before);
 void dp_stream_goes_on(dp_worker *w, const dp_record *before);
 void dp_timeline_look(dp_worker *w); /* where its streams stand, for the watchdog */
+/* Asks what has passed since: a lost device's events tell nothing any more. For a thread that has time, and captures nothing. */
+void dp_timeline_seen(dp_worker *w);
+/* The device is lost: err gets its own words, and instead of the layer whose launch found that, where its streams were seen last. */
+void dp_timeline_lost(dp_worker *w, dp_error *err);
 void dp_phases_end(dp_worker *w); /* in all lanes: before what tells that a job has ended, so that their ends come before it */
 void dp_phase_bucket(dp_worker *w, int bucket);             /* that this phase is about */
 void dp_phase_layer(void *worker, const char *layer);       /* about to be launched; as dp_plan_watch wants it */

@@ -34,6 +34,20 @@ fail:
     return status;
 }
 
+static size_t stage_bytes(const dp_model *m)
+{
+    return (size_t)(m->master->params->count + m->master->params->buffer_count) * 4;
+}
+
+dp_status dp_model_stage(dp_model *m, dp_error *err)
+{
+    void *p;
+    if (m->stage) return DP_OK;
+    DP_TRY(dp_group_pinned(m->group, stage_bytes(m), &p, err));
+    m->stage = p;
+    return DP_OK;
+}
+
 dp_status dp_model_allocate(dp_model *m, dp_error *err)
 {
     const dp_model *master = m->master;
@@ -122,6 +136,7 @@ static dp_status run_close(void *user, dp_worker *w, uint64_t seq, dp_error *err
     (void)seq;
     if (w != m->w) return DP_OK;
     if (dp_finish_stream(w, err) == DP_ETIMEOUT) return DP_ETIMEOUT; /* something may still use it */
+    if (!dp_lost(w)) w->group->backend->free(w->be, DP_MEM_STAGING, m->inbox, (size_t)(w->group->n - 1) * DP_INBOX * 4);
     dp_replica_close(&m->r);
     return DP_OK;
 }
@@ -133,6 +148,7 @@ void dp_model_close(dp_model *m)
     const dp_backend *b = m->group->backend;
     if (dp_group_closing(m->group, (dp_job){.run = run_close, .user = m}, NULL))
         return; /* a worker is stuck in there: all of this stays */
+    if (m->stage) dp_group_unpinned(m->group, m->stage, stage_bytes(m));
     b->free_pinned(m->host, sizeof *m->host);
     b->free_pinned(m->ids, (size_t)m->max_rows * 8);
     dp_params_free(m->params);

@@ -1,5 +1,6 @@
 /* The parts of a training step as calls of their own: what torch.nn.parallel offers as functions. Each is one job; no worker waits
- * for another inside one, since everything that it reads was finished by the job before. */
+ * for another inside one, since everything that it reads was finished by the job before. Where a device does not reach another, a job
+ * before that brings to the host what it wants. */
 #include "parts.h"
 
 /* All replicas are of one master, in device order. */
@@ -19,17 +20,16 @@ typedef struct replicate_call {
     dp_model *master, **replica;
 } replicate_call;
 
-static dp_status check_peers(dp_worker *w, const dp_model *master, dp_error *err)
+static dp_status run_give_values(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 {
-    const dp_group *g = w->group;
-    for (int d = 0; d < g->n; d++) {
-        int reads = d != w->device && (w == master->w || d == master->w->device);
-        if (reads && !g->backend->reads_peer(w->be, g->worker[d].be))
-            return dp_fail(err, DP_EDEVICE,
-                           "Device %d cannot read the memory of device %d, and staging through the host is not built in.",
-                           w->device, d);
-    }
-    return DP_OK;
+    const dp_model *m = user;
+    int64_t count = m->params->count;
+    (void)seq;
+    if (w != m->w) return DP_OK;
+    dp_phase_begin(w, DP_PHASE_REPLICATE);
+    DP_TRY(dp_send(w, m->stage, m->r.param, (size_t)count * 4, err));
+    if (m->params->buffer_count) DP_TRY(dp_send(w, m->stage + count, m->r.buffer, (size_t)m->params->buffer_count * 4, err));
+    return dp_finish_stream(w, err);
 }
 
 static dp_status run_replicate(void *user, dp_worker *w, uint64_t seq, dp_error *err)
@@ -38,14 +38,14 @@ static dp_status run_replicate(void *user, dp_worker *w, uint64_t seq, dp_error 
     const dp_model *master = call->master;
     dp_model *m = call->replica[w->device];
     size_t param = (size_t)master->params->count * 4, buffer = (size_t)master->params->buffer_count * 4;
-    int from = master->w->device;
+    int from = master->w->device, reaches = dp_reaches(w->group, w->device, from);
     (void)seq;
     dp_phase_begin(w, DP_PHASE_REPLICATE);
-    DP_TRY(check_peers(w, master, err));
     if (m == master) return DP_OK;
     if (!m->r.w) DP_TRY(dp_model_allocate(m, err));
-    DP_TRY(dp_fetch(w, m->r.param, master->r.param, param, from, err));
-    if (buffer) DP_TRY(dp_fetch(w, m->r.buffer, master->r.buffer, buffer, from, err));
+    DP_TRY(dp_fetch(w, m->r.param, reaches ? master->r.param : master->stage, param, from, err));
+    if (buffer)
+        DP_TRY(dp_fetch(w, m->r.buffer, reaches ? master->r.buffer : master->stage + master->params->count, buffer, from, err));
     m->version = master->version;
     m->rows = 0; /* other parameters than those of the last forward pass */
     return dp_finish_stream(w, err);
@@ -71,6 +71,10 @@ dp_status dp_replicate(dp_group *g, dp_model *master, dp_model **replica, dp_err
         return dp_fail(err, DP_EARGUMENT,
                        "dp_replicate was given the replicas of another master; close them and start from NULL.");
     replicate_call call = {master, replica};
+    if (!dp_reached(g, master->w->device)) {
+        DP_TRY(dp_model_stage(master, err));
+        DP_TRY(dp_group_call(g, (dp_job){.run = run_give_values, .user = master}, err));
+    }
     return dp_group_call(g, (dp_job){.run = run_replicate, .user = &call}, err);
 }
 
@@ -275,25 +279,73 @@ dp_status dp_parallel_backward(dp_group *g, dp_model **replica, dp_array **targe
 typedef struct reduce_call {
     dp_model *master;
     const float *src[DP_MAX_DEVICES]; /* NULL: had no rows */
+    float *stage[DP_MAX_DEVICES];     /* where it comes through the host; NULL: it does not */
 } reduce_call;
+
+static dp_status run_give_gradients(void *user, dp_worker *w, uint64_t seq, dp_error *err)
+{
+    const reduce_call *call = user;
+    float *stage = call->stage[w->device];
+    (void)seq;
+    if (!stage) return DP_OK;
+    dp_phase_begin(w, DP_PHASE_REDUCE);
+    DP_TRY(dp_send(w, stage, call->src[w->device], (size_t)call->master->params->count * 4, err));
+    return dp_finish_stream(w, err);
+}
+
+/* Some gradients are first copied here, so much at a time: the stream that has added them may overwrite them. */
+static dp_status add_copied(const reduce_call *call, dp_error *err)
+{
+    dp_model *m = call->master;
+    dp_worker *w = m->w;
+    const dp_group *g = w->group;
+    int64_t all = m->params->count;
+    void *p = m->inbox;
+    if (!p)
+        DP_TRY(g->backend->alloc(w->be, DP_MEM_STAGING, (size_t)(g->n - 1) * DP_INBOX * 4, "gradients of replicas", &p, err));
+    m->inbox = p;
+    for (int64_t at = 0; at < all; at += DP_INBOX) {
+        const float *src[DP_MAX_DEVICES];
+        int64_t count = all - at < DP_INBOX ? all - at : DP_INBOX;
+        for (int d = 0, slot = 0; d < g->n; d++) {
+            src[d] = call->src[d] ? call->src[d] + at : NULL;
+            if (!src[d] || d == w->device) continue;
+            if (dp_route(g, w->device, d) == DP_ROUTE_PEER) {
+                dp_phase_bytes(w, count * 4, d);
+                continue;
+            }
+            float *here = m->inbox + DP_INBOX * slot++;
+            DP_TRY(dp_fetch(w, here, call->stage[d] ? call->stage[d] + at : src[d], (size_t)count * 4, d, err));
+            src[d] = here;
+        }
+        DP_TRY(dp_sum(w, m->r.grad[0] + at, src, g->n, count, err));
+    }
+    return DP_OK;
+}
 
 static dp_status run_reduce(void *user, dp_worker *w, uint64_t seq, dp_error *err)
 {
     const reduce_call call = *(const reduce_call *)user;
     dp_replica *r = &call.master->r;
+    int copies = 0;
     (void)seq;
     if (w != call.master->w) return DP_OK;
     dp_phase_begin(w, DP_PHASE_REDUCE);
-    for (int d = 0; d < w->group->n; d++)
-        if (call.src[d] && d != w->device) dp_phase_bytes(w, r->params->count * 4, d);
-    DP_TRY(dp_sum(w, r->grad[0], call.src, w->group->n, r->params->count, err));
+    for (int d = 0; d < w->group->n; d++) copies |= call.src[d] && dp_route(w->group, w->device, d) != DP_ROUTE_PEER;
+    if (copies) {
+        DP_TRY(add_copied(&call, err));
+    } else {
+        for (int d = 0; d < w->group->n; d++)
+            if (call.src[d] && d != w->device) dp_phase_bytes(w, r->params->count * 4, d);
+        DP_TRY(dp_sum(w, r->grad[0], call.src, w->group->n, r->params->count, err));
+    }
     return dp_finish_stream(w, err);
 }
 
 dp_status dp_reduce(dp_group *g, dp_model **replica, dp_model *master, dp_error *err)
 {
     reduce_call call = {.master = master};
-    int n = 0;
+    int n = 0, through_host = 0;
     if (!g || !replica || !master)
         return dp_fail(err, DP_EARGUMENT, "dp_reduce wants a group, a replica per device and their master.");
     DP_TRY(check_replicas(g, replica, "dp_reduce", err));
@@ -302,10 +354,15 @@ dp_status dp_reduce(dp_group *g, dp_model **replica, dp_model *master, dp_error 
         if (replica[d]->gradient != DP_GRADIENT_OWN) continue;
         call.src[d] = replica[d]->r.grad[0];
         n++;
+        if (dp_reaches(g, master->w->device, d)) continue;
+        through_host = 1;
+        DP_TRY(dp_model_stage(replica[d], err));
+        call.stage[d] = replica[d]->stage;
     }
     if (!n)
         return dp_fail(err, DP_EARGUMENT,
                        "No replica has a gradient that was not reduced yet; call dp_parallel_backward first.");
+    if (through_host) DP_TRY(dp_group_call(g, (dp_job){.run = run_give_gradients, .user = &call}, err));
     DP_TRY(dp_group_call(g, (dp_job){.run = run_reduce, .user = &call}, err));
     for (int d = 0; d < g->n; d++) replica[d]->gradient = DP_GRADIENT_NONE;
     master->gradient = DP_GRADIENT_SUM;

@@ -4,6 +4,7 @@
  * worker or, when that is stuck, not at all. */
 #ifndef DP_GROUP_PARTS_H
 #define DP_GROUP_PARTS_H
+#include "links.h"
 #include "replica.h"
 
 struct dp_array {
@@ -35,7 +36,9 @@ struct dp_model {
     int users;        /* handles of the caller, and a master's replicas, which need its tables: the last close frees */
     dp_replica r;
     dp_model_host *host;
-    uint64_t *ids;    /* (max_rows) pinned */
+    uint64_t *ids; /* (max_rows) pinned */
+    float *
+        stage; /* pinned: parameters and buffers, or gradients, on their way to a device that does not reach this one; NULL: none yet */
     uint64_t version; /* of the parameters */
     dp_pass pass;     /* the last forward pass */
     int64_t rows;     /* of the training pass that a backward may follow; 0: none */
@@ -50,9 +53,12 @@ struct dp_model {
     int64_t max_rows;
     uint64_t seed;
     uint64_t applies; /* training passes so far: the epoch of the random draws */
+    float *inbox;     /* (n - 1, DP_INBOX) gradients that its kernels do not read where they are; NULL: none yet */
 };
 
 /* model.c */
+enum { DP_INBOX = 1 << 18 };                          /* floats at a time */
+dp_status dp_model_stage(dp_model *m, dp_error *err); /* there is one afterwards */
 dp_status dp_model_new(dp_model **m, dp_group *g, int device, dp_model *master, int64_t max_rows,
                        dp_error *err);                   /* master NULL: it is one */
 dp_status dp_model_allocate(dp_model *m, dp_error *err); /* on its worker: the device's memory */

@@ -1,6 +1,8 @@
 /* Phases of a worker: where one ends, the next begins. */
 #include "group.h"
+#include "../base/text.h"
 #include <math.h>
+#include <string.h>
 
 static int in_line(const dp_worker *w)
 {
@@ -68,6 +70,12 @@ static void begin_in_stream(dp_worker *w, int lane, int phase, double now)
     r->mark[0] = mark;
 }
 
+static void range(const dp_worker *w, int level, const char *name, int number)
+{
+    const dp_backend *b = w->group->backend;
+    if (b->range) b->range(w->be, level, name, number);
+}
+
 static void publish(dp_worker *w, int phase, double now)
 {
     atomic_store_explicit(&w->phase, phase, memory_order_relaxed);
@@ -83,6 +91,7 @@ void dp_phase_begin(dp_worker *w, int phase)
     else
         begin_in_stream(w, w->lane, phase, now);
     publish(w, phase, now);
+    range(w, DP_RANGE_PHASE, phase < 0 ? NULL : dp_phase_name(phase), -1);
 }
 
 void dp_phase_idle(dp_worker *w)
@@ -91,6 +100,7 @@ void dp_phase_idle(dp_worker *w)
     double now = dp_now();
     begin_in_stream(w, w->lane, DP_PHASE_IDLE, now);
     publish(w, DP_PHASE_IDLE, now);
+    range(w, DP_RANGE_PHASE, NULL, -1);
 }
 
 dp_record dp_wait_begins(dp_worker *w, double now)
@@ -164,9 +174,62 @@ void dp_timeline_look(dp_worker *w)
     atomic_store_explicit(&w->stream_phase, phase, memory_order_relaxed);
 }
 
+/* ---- a device that is lost ----
+ * Where it was is known from marks that were seen to pass before: the thread asks between jobs and while it waits for one to end, one query a
+ * lane. A marker that the device itself stores in host memory would be newer by what passes during one launch of a job, but is a call
+ * more for every phase and bucket, and time of the stream it is in. */
+
+void dp_timeline_seen(dp_worker *w)
+{
+    dp_timeline *t = &w->timeline;
+    const dp_backend *b = w->group->backend;
+    if (in_line(w) || dp_lost(w)) return;
+    for (int lane = 0; lane < DP_LANES; lane++) {
+        while (t->seen[lane] < t->marks[lane] && b->done(t->event[lane][t->seen[lane] % DP_MARKS]) == 1) t->seen[lane]++;
+    }
+}
+
+/* What the last mark that was seen of a lane began; NULL: nothing, or idling. */
+static const dp_record *seen_at(const dp_timeline *t, int lane)
+{
+    const dp_record *r = &t->current[lane];
+    uint64_t first = t->written > DP_RECORDS ? t->written - DP_RECORDS : 0, last = t->seen[lane] - 1;
+    if (!t->seen[lane]) return NULL;
+    for (uint64_t i = t->written; (r->lane != lane || r->phase < 0 || r->mark[0] != last) && i > first; i--)
+        r = &t->record[(i - 1) % DP_RECORDS];
+    return r->lane == lane && r->phase >= 0 && r->phase != DP_PHASE_IDLE && r->mark[0] == last ? r : NULL;
+}
+
+void dp_timeline_lost(dp_worker *w, dp_error *err)
+{
+    const dp_backend *b = w->group->backend;
+    const int exact = in_line(w) || w->group->list.debug_sync;
+    dp_error why;
+    int n = 0;
+    if (b->failure && b->failure(w->be, &why)) {
+        char before[sizeof err->text] = "";
+        if (exact) dp_format(before, sizeof before, "%s ", err->text);
+        dp_format(err->text, sizeof err->text, "%s%s", before, why.text);
+    }
+    if (exact) return;
+    err->layer[0] = 0;
+    for (int lane = 0; lane < DP_LANES; lane++) {
+        const dp_record *r = seen_at(&w->timeline, lane);
+        size_t at = strlen(err->text);
+        if (!r) continue;
+        dp_format(err->text + at, sizeof err->text - at, "%s%s", n++ ? ", " : " Last seen at work: ", dp_phase_name(r->phase));
+        at = strlen(err->text);
+        if (r->bucket >= 0) dp_format(err->text + at, sizeof err->text - at, " of bucket %d", r->bucket);
+        at = strlen(err->text);
+        if (r->step >= 0) dp_format(err->text + at, sizeof err->text - at, " (batch %lld)", (long long)r->step + 1);
+        if (n == 1) dp_error_place(err, -1, -1, r->phase, dp_phase_name(r->phase), -1, NULL);
+    }
+}
+
 void dp_phase_bucket(dp_worker *w, int bucket)
 {
     w->timeline.current[w->lane].bucket = bucket;
+    range(w, DP_RANGE_BUCKET, "bucket", bucket);
 }
 
 void dp_phase_layer(void *worker, const char *layer)
@@ -180,6 +243,7 @@ void dp_phase_layer(void *worker, const char *layer)
     } else {
         atomic_store_explicit(&w->progress, dp_now(), memory_order_relaxed);
     }
+    range(w, DP_RANGE_LAYER, layer, -1);
 }
 
 void dp_lane_enter(dp_worker *w, int lane)
@@ -226,6 +290,7 @@ void dp_timeline_job(dp_worker *w, uint64_t job)
     dp_timeline *t = &w->timeline;
     double now = dp_now();
     if (in_line(w)) begin_in_line(w, -1, now); /* the idling since the last job */
+    dp_timeline_seen(w);
     t->job = job;
     t->step = -1;
     dp_lane_enter(w, DP_LANE_COMPUTE);
@@ -234,6 +299,7 @@ void dp_timeline_job(dp_worker *w, uint64_t job)
 void dp_phases_end(dp_worker *w)
 {
     double now = dp_now();
+    range(w, DP_RANGE_PHASE, NULL, -1);
     if (in_line(w)) begin_in_line(w, -1, now);
     for (int lane = 0; !in_line(w) && lane < DP_LANES; lane++) begin_in_stream(w, lane, -1, now);
 }
@@ -261,6 +327,7 @@ void dp_timeline_ended(dp_worker *w, uint64_t job)
         r->begin = b->when(t->event[r->lane][r->mark[0] % DP_MARKS]);
         r->end = b->when(t->event[r->lane][r->mark[1] % DP_MARKS]);
         t->free[r->lane] = r->mark[1] + 1;
+        if (t->seen[r->lane] < t->free[r->lane]) t->seen[r->lane] = t->free[r->lane];
     }
     t->mark[job % 8] = t->read;
 }

@@ -33,6 +33,7 @@ typedef struct dp_timeline {
     dp_record current[DP_LANES]; /* being measured; phase < 0: none */
     dp_be_event *event[DP_LANES][DP_MARKS];
     uint64_t marks[DP_LANES], free[DP_LANES]; /* recorded so far; below: may be recorded anew */
+    uint64_t seen[DP_LANES];                  /* marks that are known to have passed: all that is known once a device is lost */
     uint64_t job;
     int64_t step;
     dp_status failed; /* a mark could not be left */

@@ -31,7 +31,8 @@ static dp_lt_shape shape_y(const dp_cuda_affine *a, int64_t m)
                          .epilogue = a->fused ? activation(a) : DP_LT_PLAIN,
                          .bias = a->fused && a->bias,
                          .add = a->add,
-                         .tf32 = a->tf32};
+                         .tf32 = a->tf32,
+                         .tune = !a->n_rows};
 }
 
 static dp_lt_shape shape_dx(const dp_cuda_affine *a, int64_t m)
@@ -42,13 +43,19 @@ static dp_lt_shape shape_dx(const dp_cuda_affine *a, int64_t m)
                          .epilogue = a->before == DP_ACT_RELU   ? DP_LT_RELU_GRADIENT
                                      : a->before == DP_ACT_GELU ? DP_LT_GELU_GRADIENT
                                                                 : DP_LT_PLAIN,
-                         .tf32 = a->tf32};
+                         .tf32 = a->tf32,
+                         .tune = !a->n_rows};
 }
 
 static dp_lt_shape shape_dw(const dp_cuda_affine *a, int64_t m)
 {
-    return (dp_lt_shape){
-        .m = a->in, .n = a->out, .k = m, .trans_b = 1, .epilogue = a->sums ? DP_LT_SUMS_B : DP_LT_PLAIN, .tf32 = a->tf32};
+    return (dp_lt_shape){.m = a->in,
+                         .n = a->out,
+                         .k = m,
+                         .trans_b = 1,
+                         .epilogue = a->sums ? DP_LT_SUMS_B : DP_LT_PLAIN,
+                         .tf32 = a->tf32,
+                         .tune = !a->n_rows};
 }
 
 /* -- making -- */

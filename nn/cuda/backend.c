@@ -1,5 +1,6 @@
 /* The CUDA backend's table. Arithmetic lies in the families: the head op of a chain picks one. */
-#include "cuda.h"
+#include "nvtx.h"
+#include "tune.h"
 
 struct dp_kernel {
     const dp_family *family;
@@ -105,6 +106,11 @@ static int64_t cuda_created(const dp_be_device *d)
     return d->created;
 }
 
+static dp_status cuda_failure(const dp_be_device *d, dp_error *err)
+{
+    return dp_cuda_lost(d) ? dp_cuda_gone(d, err) : DP_OK;
+}
+
 const dp_backend *dp_backend_cuda(void)
 {
     static const dp_backend table = {
@@ -156,6 +162,10 @@ const dp_backend *dp_backend_cuda(void)
         .update = dp_cuda_update,
         .checksum = dp_cuda_checksum,
         .created = cuda_created,
+        .health = dp_cuda_health,
+        .notes = dp_tune_notes,
+        .failure = cuda_failure,
+        .range = DP_CUDA_RANGE,
     };
     return &table;
 }

@@ -18,6 +18,13 @@ typedef struct dp_dnn_conv dp_dnn_conv;
 /* DP_OK and NULL: the library does not take this convolution, within `limit` bytes of workspace. */
 dp_status dp_dnn_make(dp_be_device *d, const dp_conv *c, int64_t rows, size_t limit, dp_dnn_conv **p, dp_error *err);
 size_t dp_dnn_workspace(const dp_dnn_conv *p);
+/* Other algorithms than the documented ones, pass by pass: deterministic, of the same arithmetic, within `limit`; the one in use first. */
+enum { DP_DNN_FORWARD, DP_DNN_DATA, DP_DNN_WEIGHTS, DP_DNN_PASSES };
+enum { DP_DNN_CANDIDATES = 8 };
+int dp_dnn_candidates(const dp_dnn_conv *p, int pass, size_t limit, int algo[DP_DNN_CANDIDATES]);
+int dp_dnn_algo(const dp_dnn_conv *p, int pass); /* in use */
+/* *taken = 0: not with this row count, or within `limit`; nothing has changed. */
+dp_status dp_dnn_use(dp_dnn_conv *p, int pass, int algo, size_t limit, int *taken, dp_error *err);
 void dp_dnn_free(dp_dnn_conv *p);
 /* DP_ECONFIG: the library has no bias and activation within the convolution, nothing was done. */
 dp_status dp_dnn_forward_fused(const dp_dnn_conv *p, dp_be_stream *s, const float *x, const float *w, const float *b, float *y,

@@ -30,10 +30,16 @@ struct dp_be_device {
     struct dp_lt *lt;                  /* cublasLt's handle and choices (lt.c) */
     struct dp_dnn *dnn;                /* cuDNN's handle and descriptors (dnn.c); NULL until a convolution wants it */
     struct dp_gate *gates;             /* of linear layers: what their consumers' gradients pass (linear.c) */
-    struct dp_cuda_clock *clock;       /* events against CLOCK_MONOTONIC (event.c) */
-    int lost;                          /* __atomic: the context is gone, no call may touch it */
-    int error;                         /* __atomic: cudaError_t of the last failed call, 0: none */
-    const char *call;                  /* __atomic: its name */
+    struct {
+        void *domain; /* NULL: no tool listens */
+        int asked, depth, level[DP_RANGES];
+    } ranges;                    /* nvtx.c */
+    char *notes;                 /* choices that were measured, a line each (tune.c) */
+    struct dp_nvml *nvml;        /* NULL: not installed (nvml.h) */
+    struct dp_cuda_clock *clock; /* events against CLOCK_MONOTONIC (event.c) */
+    int lost;                    /* __atomic: the context is gone, no call may touch it */
+    int error;                   /* __atomic: cudaError_t of the last failed call, 0: none */
+    const char *call;            /* __atomic: its name */
 };
 /* Partial results of kernels that end in one number: at most DP_CUDA_PARTS of DP_CUDA_PART bytes, and tickets by which the last block, or
  * the last one of a group, knows itself. Of a stream, since two streams may run such kernels at once. */
@@ -80,6 +86,9 @@ dp_status dp_lt_open(dp_be_device *d, dp_error *err);
 void dp_lt_close(dp_be_device *d);
 dp_status dp_dnn_open(dp_be_device *d, dp_error *err);
 void dp_dnn_close(dp_be_device *d);
+void dp_dnn_forget_stream(dp_be_device *d); /* one that it was used on has been closed */
+size_t dp_lt_version(void);
+size_t dp_dnn_version(void);
 
 /* -- failure (status.c) --
  * dp_cuda_check: DP_OK for success; DP_ENOMEM and DP_EDEVICE leave the context alive; DP_EDEVICE_LOST is for good. `call` is a constant,
@@ -93,6 +102,8 @@ static inline int dp_cuda_lost(const dp_be_device *d)
     return __atomic_load_n(&d->lost, __ATOMIC_RELAXED);
 }
 dp_status dp_cuda_gone(const dp_be_device *d, dp_error *err); /* DP_EDEVICE_LOST and the call that found it */
+dp_status dp_cuda_settle(
+    dp_be_stream *s); /* run.debug_sync: until the stream has ended, so that a failure comes back where it arose */
 #define DP_CUDA_TRY(d, call, err)                                                                                              \
     do {                                                                                                                       \
         if (dp_cuda_lost(d)) return dp_cuda_gone(d, err);                                                                      \
@@ -105,6 +116,7 @@ int dp_cuda_enumerate(int i, dp_device_info *info); /* device.c */
 dp_status dp_cuda_open(dp_be_device **d, const dp_be_options *o, dp_error *err);
 void dp_cuda_close(dp_be_device *d);
 void dp_cuda_bind(dp_be_device *d);
+int dp_cuda_health(dp_be_device *d, dp_device_health *h);
 dp_status dp_cuda_alloc(dp_be_device *d, int mem_class, size_t bytes, const char *what, void **p, dp_error *err); /* memory.c */
 void dp_cuda_free(dp_be_device *d, int mem_class, void *p, size_t bytes);
 dp_status dp_cuda_alloc_pinned(size_t bytes, void **p, dp_error *err);

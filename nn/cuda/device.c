@@ -5,6 +5,7 @@
 #include "near.h"
 #include "nvml.h"
 #include "plugin.h"
+#include "tune.h"
 
 int dp_cuda_enumerate(int i, dp_device_info *info)
 {
@@ -36,10 +37,10 @@ static dp_status start(dp_be_device *d, dp_error *err)
 /* With the first call of a process comes the context: what it takes is the library's too, and only NVML can tell. */
 static dp_status start_counted(dp_be_device *d, dp_error *err)
 {
-    const int64_t before = dp_nvml_free(d->pci);
+    const int64_t before = dp_nvml_free(d->nvml);
     DP_TRY(start(d, err));
-    const int64_t after = before < 0 ? -1 : dp_nvml_free(d->pci);
-    if (after < 0 || after >= before) return DP_OK;
+    const int64_t after = dp_nvml_free(d->nvml);
+    if (before < 0 || after < 0 || after >= before) return DP_OK;
     return dp_memory_add(&d->memory, DP_MEM_LIBRARY, before - after, "CUDA context", err);
 }
 
@@ -61,6 +62,7 @@ dp_status dp_cuda_open(dp_be_device **out, const dp_be_options *o, dp_error *err
         dp_format(d->pci, sizeof d->pci, "%s", info.pci);
         dp_format(d->model, sizeof d->model, "%s", info.model);
         (void)dp_cuda_go_near(DP_CUDA_SYSFS, d->pci);
+        d->nvml = dp_nvml_open(d->pci);
         status = start_counted(d, err);
     }
     if (status) goto fail;
@@ -82,7 +84,14 @@ void dp_cuda_close(dp_be_device *d)
     dp_dnn_close(d); /* of a lost device only host memory goes */
     dp_lt_close(d);
     dp_cuda_clock_close(d);
+    dp_nvml_close(d->nvml);
+    dp_tune_close(d);
     free(d);
+}
+
+int dp_cuda_health(dp_be_device *d, dp_device_health *h)
+{
+    return dp_nvml_health(d->nvml, __atomic_load_n(&d->memory.total_live, __ATOMIC_RELAXED), h);
 }
 
 void dp_cuda_bind(dp_be_device *d)

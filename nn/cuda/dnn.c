@@ -1,9 +1,11 @@
-/* All calls of cuDNN: its legacy interface, float32 in N,H,W,C, one algorithm each way. Those that are chosen add in a fixed order
- * (ALGO_0 of the weight gradient does not) and are the ones that NHWC has. */
+/* All calls of cuDNN: its legacy interface, float32 in N,H,W,C, one algorithm each way. Those that are taken add in a fixed order
+ * (ALGO_0 of the gradients does not); the ones to begin with are those that NHWC is documented to have. */
 #include "conv.h"
 #include <cudnn.h>
 
-enum { FORWARD = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM };
+static const int documented[DP_DNN_PASSES] = {[DP_DNN_FORWARD] = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
+                                              [DP_DNN_DATA] = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1,
+                                              [DP_DNN_WEIGHTS] = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1};
 
 struct dp_dnn {
     cudnnHandle_t handle;
@@ -16,7 +18,9 @@ struct dp_dnn_conv {
     cudnnFilterDescriptor_t w;
     cudnnConvolutionDescriptor_t conv;
     cudnnActivationDescriptor_t activation;
-    size_t forward, data, weights; /* bytes of workspace */
+    cudnnMathType_t math;
+    int algo[DP_DNN_PASSES];
+    size_t workspace[DP_DNN_PASSES]; /* bytes */
 };
 
 static dp_status check(dp_be_device *d, cudnnStatus_t e, const char *call, dp_error *err)
@@ -41,6 +45,16 @@ dp_status dp_dnn_open(dp_be_device *d, dp_error *err)
     return DP_OK;
 }
 
+size_t dp_dnn_version(void)
+{
+    return cudnnGetVersion();
+}
+
+void dp_dnn_forget_stream(dp_be_device *d)
+{
+    if (d->dnn) d->dnn->stream = NULL;
+}
+
 void dp_dnn_close(dp_be_device *d)
 {
     if (!d->dnn) return;
@@ -63,9 +77,10 @@ void dp_dnn_free(dp_dnn_conv *p)
 
 size_t dp_dnn_workspace(const dp_dnn_conv *p)
 {
-    size_t most = p->forward;
-    if (p->data > most) most = p->data;
-    return p->weights > most ? p->weights : most;
+    size_t most = 0;
+    for (int i = 0; i < DP_DNN_PASSES; i++)
+        if (p->workspace[i] > most) most = p->workspace[i];
+    return most;
 }
 
 static dp_status describe_tensor(dp_dnn_conv *p, cudnnTensorDescriptor_t *t, int64_t n, const int64_t shape[3], dp_error *err)
@@ -93,7 +108,8 @@ static dp_status describe(dp_dnn_conv *p, const dp_conv *c, int64_t rows, dp_err
             cudnnSetConvolution2dDescriptor(p->conv, pad, pad, stride, stride, dilation, dilation, CUDNN_CROSS_CORRELATION,
                                             CUDNN_DATA_FLOAT),
             err);
-    DNN_TRY(p->device, cudnnSetConvolutionMathType(p->conv, c->tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH), err);
+    p->math = c->tf32 ? CUDNN_DEFAULT_MATH : CUDNN_FMA_MATH;
+    DNN_TRY(p->device, cudnnSetConvolutionMathType(p->conv, p->math), err);
     DNN_TRY(p->device, cudnnCreateActivationDescriptor(&p->activation), err);
     DNN_TRY(p->device,
             cudnnSetActivationDescriptor(p->activation, c->relu ? CUDNN_ACTIVATION_RELU : CUDNN_ACTIVATION_IDENTITY,
@@ -107,26 +123,83 @@ static int refused(cudnnStatus_t e)
     return CUDNN_STATUS_CATEGORY(e) == CUDNN_STATUS_NOT_SUPPORTED || CUDNN_STATUS_CATEGORY(e) == CUDNN_STATUS_BAD_PARAM;
 }
 
-/* *found = 0: one of the three passes is not there, or wants too much. */
-static dp_status measure(dp_dnn_conv *p, size_t limit, int *found, dp_error *err)
+static cudnnStatus_t workspace_of(const dp_dnn_conv *p, int pass, int algo, size_t *bytes)
 {
     const cudnnHandle_t h = p->device->dnn->handle;
-    cudnnStatus_t e[3];
-    e[0] = cudnnGetConvolutionForwardWorkspaceSize(h, p->x, p->w, p->conv, p->y, (cudnnConvolutionFwdAlgo_t)FORWARD,
-                                                   &p->forward);
-    e[1] = cudnnGetConvolutionBackwardDataWorkspaceSize(h, p->w, p->y, p->conv, p->x, CUDNN_CONVOLUTION_BWD_DATA_ALGO_1,
-                                                        &p->data);
-    e[2] = cudnnGetConvolutionBackwardFilterWorkspaceSize(h, p->x, p->y, p->conv, p->w, CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1,
-                                                          &p->weights);
-    *found = 1;
-    for (int i = 0; i < 3; i++) {
-        if (refused(e[i]))
-            *found = 0;
-        else
-            DP_TRY(check(p->device, e[i], "cudnnGetConvolutionWorkspaceSize", err));
+    switch (pass) {
+    case DP_DNN_FORWARD:
+        return cudnnGetConvolutionForwardWorkspaceSize(h, p->x, p->w, p->conv, p->y, (cudnnConvolutionFwdAlgo_t)algo, bytes);
+    case DP_DNN_DATA:
+        return cudnnGetConvolutionBackwardDataWorkspaceSize(h, p->w, p->y, p->conv, p->x, (cudnnConvolutionBwdDataAlgo_t)algo,
+                                                            bytes);
+    default:
+        return cudnnGetConvolutionBackwardFilterWorkspaceSize(h, p->x, p->y, p->conv, p->w,
+                                                              (cudnnConvolutionBwdFilterAlgo_t)algo, bytes);
     }
-    if (*found && dp_dnn_workspace(p) > limit) *found = 0;
+}
+
+dp_status dp_dnn_use(dp_dnn_conv *p, int pass, int algo, size_t limit, int *taken, dp_error *err)
+{
+    size_t bytes = 0;
+    const cudnnStatus_t e = workspace_of(p, pass, algo, &bytes);
+    *taken = 0;
+    if (refused(e)) return DP_OK;
+    DP_TRY(check(p->device, e, "cudnnGetConvolutionWorkspaceSize", err));
+    if (bytes > limit) return DP_OK;
+    p->algo[pass] = algo;
+    p->workspace[pass] = bytes;
+    *taken = 1;
     return DP_OK;
+}
+
+int dp_dnn_algo(const dp_dnn_conv *p, int pass)
+{
+    return p->algo[pass];
+}
+
+/* *found = 0: one of the three passes is not there, or wants too much. */
+static dp_status begin(dp_dnn_conv *p, size_t limit, int *found, dp_error *err)
+{
+    int taken;
+    *found = 1;
+    for (int pass = 0; pass < DP_DNN_PASSES; pass++) {
+        DP_TRY(dp_dnn_use(p, pass, documented[pass], limit, &taken, err));
+        *found &= taken;
+    }
+    return DP_OK;
+}
+
+/* Answers of the library's three questions have the same fields. */
+#define DNN_KEEP(Perf, ask)                                                                                                    \
+    do {                                                                                                                       \
+        Perf r[DP_DNN_CANDIDATES];                                                                                             \
+        int found = 0;                                                                                                         \
+        if (ask) return 1;                                                                                                     \
+        for (int i = 0; i < found && n < DP_DNN_CANDIDATES; i++)                                                               \
+            if (r[i].status == CUDNN_STATUS_SUCCESS && r[i].determinism == CUDNN_DETERMINISTIC && r[i].mathType == p->math &&  \
+                (int)r[i].algo != algo[0] && r[i].memory <= limit)                                                             \
+                algo[n++] = (int)r[i].algo;                                                                                    \
+    } while (0)
+
+int dp_dnn_candidates(const dp_dnn_conv *p, int pass, size_t limit, int algo[DP_DNN_CANDIDATES])
+{
+    const cudnnHandle_t h = p->device->dnn->handle;
+    int n = 1;
+    algo[0] = p->algo[pass];
+    switch (pass) {
+    case DP_DNN_FORWARD:
+        DNN_KEEP(cudnnConvolutionFwdAlgoPerf_t,
+                 cudnnGetConvolutionForwardAlgorithm_v7(h, p->x, p->w, p->conv, p->y, DP_DNN_CANDIDATES, &found, r));
+        break;
+    case DP_DNN_DATA:
+        DNN_KEEP(cudnnConvolutionBwdDataAlgoPerf_t,
+                 cudnnGetConvolutionBackwardDataAlgorithm_v7(h, p->w, p->y, p->conv, p->x, DP_DNN_CANDIDATES, &found, r));
+        break;
+    default:
+        DNN_KEEP(cudnnConvolutionBwdFilterAlgoPerf_t,
+                 cudnnGetConvolutionBackwardFilterAlgorithm_v7(h, p->x, p->y, p->conv, p->w, DP_DNN_CANDIDATES, &found, r));
+    }
+    return n;
 }
 
 dp_status dp_dnn_make(dp_be_device *d, const dp_conv *c, int64_t rows, size_t limit, dp_dnn_conv **out, dp_error *err)
@@ -139,7 +212,7 @@ dp_status dp_dnn_make(dp_be_device *d, const dp_conv *c, int64_t rows, size_t li
     if (!p) return dp_fail(err, DP_ENOMEM, "Out of memory: a convolution of %s", d->name);
     p->device = d;
     dp_status status = describe(p, c, rows, err);
-    if (!status) status = measure(p, limit, &found, err);
+    if (!status) status = begin(p, limit, &found, err);
     if (status || !found) {
         dp_dnn_free(p);
         return status;
@@ -165,20 +238,23 @@ dp_status dp_dnn_forward_fused(const dp_dnn_conv *p, dp_be_stream *s, const floa
                                void *workspace)
 {
     DP_TRY(on(p, s));
-    const cudnnStatus_t e = cudnnConvolutionBiasActivationForward(p->device->dnn->handle, &one, p->x, x, p->w, w, p->conv,
-                                                                  (cudnnConvolutionFwdAlgo_t)FORWARD, workspace, p->forward,
-                                                                  &zero, p->y, y, p->bias, b, p->activation, p->y, y);
-    return refused(e) ? DP_ECONFIG : check(p->device, e, "cudnnConvolutionBiasActivationForward", NULL);
+    const cudnnStatus_t e = cudnnConvolutionBiasActivationForward(
+        p->device->dnn->handle, &one, p->x, x, p->w, w, p->conv, (cudnnConvolutionFwdAlgo_t)p->algo[DP_DNN_FORWARD], workspace,
+        p->workspace[DP_DNN_FORWARD], &zero, p->y, y, p->bias, b, p->activation, p->y, y);
+    if (refused(e)) return DP_ECONFIG;
+    DP_TRY(check(p->device, e, "cudnnConvolutionBiasActivationForward", NULL));
+    return dp_cuda_settle(s);
 }
 
 dp_status dp_dnn_forward(const dp_dnn_conv *p, dp_be_stream *s, const float *x, const float *w, float *y, void *workspace)
 {
     DP_TRY(on(p, s));
     DNN_TRY(p->device,
-            cudnnConvolutionForward(p->device->dnn->handle, &one, p->x, x, p->w, w, p->conv, (cudnnConvolutionFwdAlgo_t)FORWARD,
-                                    workspace, p->forward, &zero, p->y, y),
+            cudnnConvolutionForward(p->device->dnn->handle, &one, p->x, x, p->w, w, p->conv,
+                                    (cudnnConvolutionFwdAlgo_t)p->algo[DP_DNN_FORWARD], workspace, p->workspace[DP_DNN_FORWARD],
+                                    &zero, p->y, y),
             NULL);
-    return DP_OK;
+    return dp_cuda_settle(s);
 }
 
 dp_status dp_dnn_backward_data(const dp_dnn_conv *p, dp_be_stream *s, const float *dy, const float *w, float *dx,
@@ -187,9 +263,10 @@ dp_status dp_dnn_backward_data(const dp_dnn_conv *p, dp_be_stream *s, const floa
     DP_TRY(on(p, s));
     DNN_TRY(p->device,
             cudnnConvolutionBackwardData(p->device->dnn->handle, &one, p->w, w, p->y, dy, p->conv,
-                                         CUDNN_CONVOLUTION_BWD_DATA_ALGO_1, workspace, p->data, &zero, p->x, dx),
+                                         (cudnnConvolutionBwdDataAlgo_t)p->algo[DP_DNN_DATA], workspace,
+                                         p->workspace[DP_DNN_DATA], &zero, p->x, dx),
             NULL);
-    return DP_OK;
+    return dp_cuda_settle(s);
 }
 
 dp_status dp_dnn_backward_weights(const dp_dnn_conv *p, dp_be_stream *s, const float *x, const float *dy, float *dw,
@@ -198,7 +275,8 @@ dp_status dp_dnn_backward_weights(const dp_dnn_conv *p, dp_be_stream *s, const f
     DP_TRY(on(p, s));
     DNN_TRY(p->device,
             cudnnConvolutionBackwardFilter(p->device->dnn->handle, &one, p->x, x, p->y, dy, p->conv,
-                                           CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1, workspace, p->weights, &zero, p->w, dw),
+                                           (cudnnConvolutionBwdFilterAlgo_t)p->algo[DP_DNN_WEIGHTS], workspace,
+                                           p->workspace[DP_DNN_WEIGHTS], &zero, p->w, dw),
             NULL);
-    return DP_OK;
+    return dp_cuda_settle(s);
 }

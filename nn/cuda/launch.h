@@ -31,6 +31,8 @@
         const dp_status dp_launch_status_ = dp_cuda_check(                                                                     \
             (s)->device, DP_LAUNCH(kernel, grid, block, shared, (s)->stream, __VA_ARGS__), #kernel, NULL);                     \
         if (dp_launch_status_) return dp_launch_status_;                                                                       \
+        const dp_status dp_settled_ = dp_cuda_settle(s);                                                                       \
+        if (dp_settled_) return dp_settled_;                                                                                   \
     } while (0)
 
 enum { DP_BLOCK = 256 };

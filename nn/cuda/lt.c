@@ -1,8 +1,10 @@
 /* All calls of cublasLt. Pointers are only known to be 16-byte aligned: parameters start anywhere on 64 bytes in their flat array. */
 #include "lt.h"
+#include "../../dp/base/text.h"
+#include "tune.h"
 #include <cublasLt.h>
 
-enum { ALIGNED = 16, RELU_STRIDE = 128, GELU_STRIDE = 8 };
+enum { ALIGNED = 16, RELU_STRIDE = 128, GELU_STRIDE = 8, CANDIDATES = 8 };
 
 struct dp_lt {
     cublasLtHandle_t handle;
@@ -37,6 +39,11 @@ dp_status dp_lt_open(dp_be_device *d, dp_error *err)
     }
     d->lt = lt;
     return DP_OK;
+}
+
+size_t dp_lt_version(void)
+{
+    return cublasLtGetVersion();
 }
 
 void dp_lt_close(dp_be_device *d)
@@ -127,40 +134,97 @@ static dp_status set_pointers(const dp_lt_product *p, const void *bias, const vo
     return DP_OK;
 }
 
-static dp_status choose_with(dp_lt_product *p, cublasLtMatmulPreference_t preference, size_t limit, int *found, dp_error *err)
+typedef struct candidates {
+    cublasLtMatmulHeuristicResult_t of[CANDIDATES]; /* the library's favourite first */
+    int n;
+} candidates;
+
+static dp_status ask_with(const dp_lt_product *p, cublasLtMatmulPreference_t preference, size_t limit, candidates *c,
+                          dp_error *err)
 {
     static const cublasLtMatmulPreferenceAttributes_t alignment[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     const uint64_t most = limit;
     const uint32_t aligned = ALIGNED;
-    cublasLtMatmulHeuristicResult_t result = {0};
+    const int wanted = p->shape.tune && p->device->options.tune_measure ? CANDIDATES : 1;
+    int found = 0;
     LT_TRY(p->device,
            cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most), err);
     for (size_t i = 0; i < sizeof alignment / sizeof *alignment; i++)
         LT_TRY(p->device, cublasLtMatmulPreferenceSetAttribute(preference, alignment[i], &aligned, sizeof aligned), err);
     const cublasStatus_t e = cublasLtMatmulAlgoGetHeuristic(p->device->lt->handle, p->desc, p->a, p->b, p->d, p->d, preference,
-                                                            1, &result, found);
-    if (e == CUBLAS_STATUS_NOT_SUPPORTED || e == CUBLAS_STATUS_INVALID_VALUE) {
-        *found = 0;
-        return DP_OK;
-    }
+                                                            wanted, c->of, &found);
+    if (e == CUBLAS_STATUS_NOT_SUPPORTED || e == CUBLAS_STATUS_INVALID_VALUE) return DP_OK;
     DP_TRY(check(p->device, e, "cublasLtMatmulAlgoGetHeuristic", err));
-    if (*found && result.state != CUBLAS_STATUS_SUCCESS) *found = 0;
-    p->algo = result.algo;
-    p->workspace = result.workspaceSize;
+    while (c->n < found && c->of[c->n].state == CUBLAS_STATUS_SUCCESS) c->n++;
     return DP_OK;
+}
+
+static dp_status ask(const dp_lt_product *p, size_t limit, candidates *c, dp_error *err)
+{
+    const void *anywhere = (const void *)(uintptr_t)DP_CUDA_ALIGNMENT;
+    cublasLtMatmulPreference_t preference = NULL;
+    c->n = 0;
+    DP_TRY(set_pointers(p, anywhere, anywhere, err));
+    LT_TRY(p->device, cublasLtMatmulPreferenceCreate(&preference), err);
+    const dp_status status = ask_with(p, preference, limit, c, err);
+    (void)cublasLtMatmulPreferenceDestroy(preference);
+    return status;
+}
+
+static void take(dp_lt_product *p, const candidates *c, int i)
+{
+    p->algo = c->of[i].algo;
+    p->workspace = c->of[i].workspaceSize;
+}
+
+typedef struct tuning {
+    dp_lt_product *p;
+    const candidates *c;
+    size_t at[6]; /* in the memory to measure in: a, b, d, bias, aux, workspace; its size */
+} tuning;
+enum { A, B, D, BIAS, AUX, WORKSPACE, PARTS };
+
+static dp_status run_candidate(void *user, int i, dp_be_stream *s, void *memory)
+{
+    const tuning *t = user;
+    char *m = memory;
+    take(t->p, t->c, i);
+    float *d = (float *)(void *)(m + t->at[D]);
+    return dp_lt_run(t->p, s, (const float *)(void *)(m + t->at[A]), (const float *)(void *)(m + t->at[B]), d, d,
+                     (const float *)(void *)(m + t->at[BIAS]), m + t->at[AUX], m + t->at[WORKSPACE]);
+}
+
+static dp_status tune(dp_lt_product *p, size_t limit, const candidates *c, int *choice, dp_error *err)
+{
+    const dp_lt_shape *s = &p->shape;
+    tuning t = {.p = p, .c = c};
+    const int64_t floats[] = {s->m * s->k, s->k * s->n, s->m * s->n, s->m > s->n ? s->m : s->n};
+    size_t bytes[PARTS] = {[AUX] = dp_lt_aux_bytes(s->epilogue, s->m, s->n)}, all = 0;
+    char key[256];
+    for (int i = 0; i < 4; i++) bytes[i] = (size_t)floats[i] * sizeof(float);
+    for (int i = 0; i < c->n; i++)
+        if (c->of[i].workspaceSize > bytes[WORKSPACE]) bytes[WORKSPACE] = c->of[i].workspaceSize;
+    for (int i = 0; i < PARTS; i++) {
+        t.at[i] = all;
+        all += (bytes[i] + DP_CUDA_ALIGNMENT - 1) / DP_CUDA_ALIGNMENT * DP_CUDA_ALIGNMENT;
+    }
+    dp_format(key, sizeof key, "product %lldx%lldx%lld%s%s epilogue %d%s%s%s within %zu bytes", (long long)s->m,
+              (long long)s->n, (long long)s->k, s->trans_a ? " A'" : "", s->trans_b ? " B'" : "", (int)s->epilogue,
+              s->bias ? " bias" : "", s->add ? " add" : "", s->tf32 ? " tf32" : "", limit);
+    return dp_tune_pick(p->device, key, c->n, run_candidate, &t, all, choice, err);
 }
 
 static dp_status choose(dp_lt_product *p, size_t limit, int *found, dp_error *err)
 {
-    const void *anywhere = (const void *)(uintptr_t)DP_CUDA_ALIGNMENT;
-    cublasLtMatmulPreference_t preference = NULL;
-    DP_TRY(set_pointers(p, anywhere, anywhere, err));
-    LT_TRY(p->device, cublasLtMatmulPreferenceCreate(&preference), err);
-    const dp_status status = choose_with(p, preference, limit, found, err);
-    (void)cublasLtMatmulPreferenceDestroy(preference);
-    return status;
+    candidates c;
+    int choice = 0;
+    DP_TRY(ask(p, limit, &c, err));
+    *found = c.n > 0;
+    if (c.n > 1) DP_TRY(tune(p, limit, &c, &choice, err));
+    if (c.n) take(p, &c, choice);
+    return DP_OK;
 }
 
 dp_status dp_lt_make(dp_be_device *d, const dp_lt_shape *shape, size_t limit, dp_lt_product **out, dp_error *err)
@@ -203,8 +267,9 @@ dp_status dp_lt_run(const dp_lt_product *p, dp_be_stream *s, const float *a, con
     const float one = 1, beta = p->shape.add ? 1.0f : 0.0f;
     if (dp_cuda_lost(p->device)) return DP_EDEVICE_LOST;
     DP_TRY(set_pointers(p, bias, aux, NULL));
-    return check(p->device,
+    DP_TRY(check(p->device,
                  cublasLtMatmul(p->device->lt->handle, p->desc, &one, a, p->a, b, p->b, &beta, p->shape.add ? c : d, p->d, d,
                                 p->d, &p->algo, workspace, p->workspace, s->stream),
-                 "cublasLtMatmul", NULL);
+                 "cublasLtMatmul", NULL));
+    return dp_cuda_settle(s);
 }

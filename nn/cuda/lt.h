@@ -26,6 +26,7 @@ typedef struct dp_lt_shape {
     int bias; /* one value per row of d is added first; with PLAIN and the forward epilogues */
     int add;  /* c (m, n) is added; c may be d */
     int tf32;
+    int tune; /* the algorithm may be measured (devices.tune): a plan opens */
 } dp_lt_shape;
 
 /* Leading dimension of aux, in elements, and its bytes for n columns. */

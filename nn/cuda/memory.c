@@ -1,27 +1,32 @@
 /* Memory: of a device, of the host, and copies between them. Device memory is allocated at open time only. */
 #include "../../dp/base/text.h"
 #include "cuda.h"
+#include "nvml.h"
 #include <sys/mman.h>
 #include <unistd.h>
 
 /* -- of a device -- */
 
-/* What there is and who has it (P04). Others are what is used and not ours: other processes, and our libraries' unbooked rest. */
+/* What there is and who has it (P04). Where the system does not list processes, others are what is used and not ours: their memory, and
+ * our libraries' unbooked rest. */
 static dp_status out_of_memory(dp_be_device *d, int mem_class, size_t bytes, const char *what, dp_error *err)
 {
     size_t free_bytes = 0, total = 0;
-    char wanted[32], rest[32], whole[32], held[32], others[32], list[200];
+    char wanted[32], rest[32], whole[32], held[32], by[160] = "", others[32], list[200];
+    dp_device_health h;
     const int64_t live = __atomic_load_n(&d->memory.total_live, __ATOMIC_RELAXED);
     if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) (void)cudaGetLastError();
-    int64_t rest_of_all = (int64_t)total - (int64_t)free_bytes - live;
+    const int64_t unbooked = (int64_t)total - (int64_t)free_bytes - live;
+    int64_t of_others = unbooked > 0 ? unbooked : 0;
+    if (dp_nvml_others(d->nvml, by, sizeof by) && dp_cuda_health(d, &h)) of_others = h.others_bytes;
     return dp_fail(
         err, DP_ENOMEM,
-        "Out of memory on %s (%s): %s (%s) wants %s, %s of %s are free; this process holds %s (%s), others hold %s; use "
+        "Out of memory on %s (%s): %s (%s) wants %s, %s of %s are free; this process holds %s (%s), others hold %s%s%s; use "
         "a smaller batch or model, or end the other processes.",
         d->name, d->pci, what, dp_memory_class_name(mem_class), dp_bytes_text(wanted, sizeof wanted, (int64_t)bytes),
         dp_bytes_text(rest, sizeof rest, (int64_t)free_bytes), dp_bytes_text(whole, sizeof whole, (int64_t)total),
         dp_bytes_text(held, sizeof held, live), dp_memory_held(&d->memory, list, sizeof list),
-        dp_bytes_text(others, sizeof others, rest_of_all > 0 ? rest_of_all : 0));
+        dp_bytes_text(others, sizeof others, of_others), *by ? ", " : "", by);
 }
 
 dp_status dp_cuda_alloc(dp_be_device *d, int mem_class, size_t bytes, const char *what, void **p, dp_error *err)
@@ -97,14 +102,14 @@ dp_status dp_cuda_copy(dp_be_stream *s, void *dst, const void *src, size_t bytes
 {
     if (!bytes) return DP_OK;
     DP_CUDA_TRY(s->device, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, s->stream), NULL);
-    return DP_OK;
+    return dp_cuda_settle(s);
 }
 
 dp_status dp_cuda_fill(dp_be_stream *s, void *dst, int byte, size_t bytes)
 {
     if (!bytes) return DP_OK;
     DP_CUDA_TRY(s->device, cudaMemsetAsync(dst, byte, bytes, s->stream), NULL);
-    return DP_OK;
+    return dp_cuda_settle(s);
 }
 
 /* Access is for good once it is there, and asked for among the chosen devices only. */

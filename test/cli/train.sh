@@ -51,6 +51,11 @@ check "version" 0 "dptrain 0." --version
 check "help" 0 "usage: dptrain CONFIG" --help
 check "keys" 0 "optimizer.lr" --keys
 check "devices" 0 "cpu:0" --devices
+check "links" 0 "cpu:2      memory" --devices --measure devices.use=cpu:0,cpu:2,cpu:1
+is "a row and a column each" '[ "$(grep -c "^cpu:.* memory .*B/s" out)" = 3 ]'
+check "links with a configuration" 0 "2 devices" cfg/mlp.ini --devices --measure
+check "links of what is not there" 2 "duplicate" --devices --measure devices.use=cpu:0,cpu:0
+check "measure alone" 2 "--measure goes with --devices" --measure
 check "check" 0 "fc1" cfg/mlp.ini --check
 is "check shows parameters" 'grep -q "276" out' # 12 x 16 + 16 + 16 x 4 + 4
 is "check writes nothing" '[ ! -e runs ]'

@@ -142,8 +142,8 @@ static void test_context(void **state)
     assert_int_equal(be->open(&d, &o, &err), DP_OK);
     assert_true(be->memory(d)->live[DP_MEM_LIBRARY] >= 300000000);
     assert_string_equal(nvml_pci, d->pci);
-    assert_int_equal(nvml_open, 0);
     be->close(d);
+    assert_int_equal(nvml_open, 0);
     o.memory_limit = 200000000;
     assert_int_equal(be->open(&d, &o, &err), DP_ENOMEM);
     assert_non_null(strstr(err.text, "CUDA context (library) wants 300.0 MB"));

@@ -8,12 +8,28 @@
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 enum { MOST = 8, WATCHDOG_S = 120 };
 
+/* How the devices of a test get at each other, besides ON's: late ones that do not at all, or only by copies. */
+#define BY_ALL_ROUTES(test)                                                                                                    \
+    ON(test), {#test " (apart)", test, NULL, NULL, (void *)(uintptr_t) "apart"},                                               \
+    {                                                                                                                          \
+#test " (copies)", test, NULL, NULL, (void *)(uintptr_t) "copies"                                                      \
+    }
+
 typedef struct world {
     dp_group *group;
     dp_collective *c;
     int n;
     dp_array *x[MOST], *y[MOST], *z[MOST];
 } world;
+
+static const char *transport; /* of the test that runs */
+static const dp_backend *backend_of(void *const *state)
+{
+    int apart = !strcmp(*state, "apart");
+    transport = strcmp(*state, "copies") ? "auto" : "copy";
+    if (!apart && strcmp(*state, "copies")) return rig_backend(state);
+    return late_backend(&(late_options){.seed = 3, .delay_us = 100, .no_peer_reads = apart});
+}
 
 /* `devices` of them, a collective on `members` (NULL: all). */
 static dp_status world_try(world *v, const dp_backend *b, int devices, const int *members, int n, int64_t max_count,
@@ -28,6 +44,7 @@ static dp_status world_try(world *v, const dp_backend *b, int devices, const int
     dp_config_set(cfg, "devices.use", use);
     dp_config_set(cfg, "devices.threads", "1");
     dp_config_set(cfg, "devices.timeout_s", "20");
+    dp_config_set(cfg, "devices.transport", transport ? transport : "auto");
     dp_status status = dp_group_open_on(&v->group, cfg, b, 1, err);
     dp_config_free(cfg);
     if (status) fail_msg("%s", err->text);
@@ -150,7 +167,7 @@ static void check_sums(world *v, const int *member, int n, shape s, dp_error *er
 
 static void sums_are_those_of_the_halving_tree(void **state)
 {
-    const dp_backend *b = rig_backend(state);
+    const dp_backend *b = backend_of(state);
     dp_error err;
     for (int k = 0; k < COUNT(device_counts); k++) {
         world v;
@@ -188,7 +205,7 @@ static void check_copies(world *v, const int *member, int n, shape s, dp_error *
 
 static void copies_bring_the_same_bytes(void **state)
 {
-    const dp_backend *b = rig_backend(state);
+    const dp_backend *b = backend_of(state);
     dp_error err;
     for (int k = 0; k < COUNT(device_counts); k++) {
         world v;
@@ -206,7 +223,7 @@ static void uneven_rows_of_any_type_are_joined(void **state)
     uint8_t host[8 * 7 * 8], back[5 * sizeof host];
     dp_error err;
     world v;
-    world_open(&v, rig_backend(state), 5, NULL, 0, 56);
+    world_open(&v, backend_of(state), 5, NULL, 0, 56);
     for (size_t i = 0; i < sizeof host; i++) host[i] = (uint8_t)(i * 37 + 11);
     for (int t = 0; t < COUNT(types); t++) {
         size_t bytes = 8 * 7 * dp_dtype_size(types[t]);
@@ -227,7 +244,7 @@ static void uneven_rows_of_any_type_are_joined(void **state)
 static void some_of_the_devices(void **state)
 {
     static const int list[] = {4, 1, 2}, member[] = {1, 2, 4}, pair[] = {3, 4};
-    const dp_backend *b = rig_backend(state);
+    const dp_backend *b = backend_of(state);
     dp_error err;
     world v;
     dp_collective *all, *own, *two;
@@ -282,7 +299,7 @@ static void calls_follow_each_other(void **state)
     float host[2000], want[1000];
     for (int i = 0; i < 2000; i++) host[i] = (float)(i % 1000) + (i < 1000 ? 1.0f : 3.0f);
     for (int i = 0; i < 1000; i++) want[i] = (float)i + 2.0f;
-    world_open(&v, rig_backend(state), 2, NULL, 0, 1000);
+    world_open(&v, backend_of(state), 2, NULL, 0, 1000);
     assert_int_equal(dp_scatter(v.group, dp_view(host, DP_F32, 2000, 1), NULL, v.x, &err), DP_OK);
     for (int i = 0; i < 20; i++) {
         assert_int_equal(dp_collective_all_reduce(v.c, v.x, v.x, &err), DP_OK);
@@ -364,7 +381,7 @@ static void check_bytes(world *v, int kind, int root, int64_t rows)
 static void bytes_are_those_of_the_table(void **state)
 {
     static const int64_t rows[] = {64 * 3 * 7 * 16, 2 * 64 * 3 * 7 * 16, 1, 17, 5003};
-    const dp_backend *b = rig_backend(state);
+    const dp_backend *b = backend_of(state);
     for (int k = 0; k < COUNT(device_counts); k++) {
         world v;
         int64_t in, out;
@@ -393,7 +410,7 @@ static void wrong_arguments_harm_nothing(void **state)
     dp_collective *no = NULL;
     dp_array *bytes[MOST] = {NULL}, *wide[MOST] = {NULL}, *empty[MOST] = {NULL};
     world v;
-    world_open(&v, rig_backend(state), 3, list, 2, 12);
+    world_open(&v, backend_of(state), 3, list, 2, 12);
     dp_group *g = v.group;
     put(&v, v.x, NULL, 3, 1);
     assert_int_equal(dp_scatter(g, dp_view(u8, DP_U8, 9, 1), NULL, bytes, &err), DP_OK);
@@ -463,23 +480,6 @@ static void wrong_arguments_harm_nothing(void **state)
     world_close(&v);
 }
 
-static void devices_that_cannot_read_each_other(void **state)
-{
-    static const int one[] = {1};
-    const dp_backend *b = late_backend(&(late_options){.seed = 1, .no_peer_reads = 1});
-    dp_error err;
-    world v;
-    (void)state;
-    assert_int_equal(world_try(&v, b, 2, NULL, 0, 100, &err), DP_EDEVICE);
-    assert_non_null(strstr(err.text, "Device 0 cannot read the memory of device 1"));
-    assert_null(v.c);
-    assert_int_equal(dp_collective_open(&v.c, v.group, one, 1, 100, &err), DP_OK); /* the group lives */
-    put(&v, v.x, NULL, 100, 1);
-    assert_int_equal(dp_collective_all_reduce(v.c, v.x, v.y, &err), DP_OK);
-    holds_numbers(v.y[1], 1, 100, 1, "a device by itself");
-    world_close(&v);
-}
-
 /* ---- failures ---- */
 
 static void stays_failed(world *v, dp_status status)
@@ -490,6 +490,7 @@ static void stays_failed(world *v, dp_status status)
 
 static void a_failing_device_ends_the_call(void **state)
 {
+    transport = "auto";
     static const struct {
         int kind;
         late_kind fails;
@@ -586,14 +587,13 @@ static void no_memory_for_a_result(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ON(sums_are_those_of_the_halving_tree),
-        ON(copies_bring_the_same_bytes),
-        ON(uneven_rows_of_any_type_are_joined),
-        ON(some_of_the_devices),
-        ON(calls_follow_each_other),
-        ON(bytes_are_those_of_the_table),
+        BY_ALL_ROUTES(sums_are_those_of_the_halving_tree),
+        BY_ALL_ROUTES(copies_bring_the_same_bytes),
+        BY_ALL_ROUTES(uneven_rows_of_any_type_are_joined),
+        BY_ALL_ROUTES(some_of_the_devices),
+        BY_ALL_ROUTES(calls_follow_each_other),
+        BY_ALL_ROUTES(bytes_are_those_of_the_table),
         ON(wrong_arguments_harm_nothing),
-        cmocka_unit_test(devices_that_cannot_read_each_other),
         cmocka_unit_test(a_failing_device_ends_the_call),
         cmocka_unit_test(a_dying_device_is_named),
         cmocka_unit_test(a_hanging_device_is_named),

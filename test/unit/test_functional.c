@@ -114,6 +114,32 @@ static void loop_equals_the_engine(void **state)
     }
 }
 
+/* Through the host, by copies, and where devices do not reach each other; more parameters than are copied at a time; any master. */
+static void every_route_gives_the_same(void **state)
+{
+    static const rig_net large = {.name = "large",
+                                  .text = "[model]\ninput = 300\nfc1 = linear out=900 | tanh\nfc2 = linear out=4\n",
+                                  .width = 300,
+                                  .targets = 1,
+                                  .classes = 4,
+                                  .smooth = 1};
+    static const rig_net *const nets[] = {&rig_conv, &large};
+    static const char *const settings[] = {"devices.transport=copy", "devices.transport=host", ""};
+    static const int64_t rows[] = {24, 2, 7};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        rig_data data = rig_data_new(nets[k], 32, 5);
+        for (int i = 0; i < 3; i++) {
+            loop l;
+            loop_open(&l, nets[k], late_backend(&(late_options){.seed = 4, .delay_us = 100, .no_peer_reads = i == 2}), 3, k,
+                      settings[i]);
+            same_steps(&l, &l.engine, &data, rows, 3, NULL);
+            loop_close(&l);
+        }
+        rig_data_free(&data);
+    }
+}
+
 /* Rows 5 and 3 on two devices of three, an idle one anywhere, are the engine's split 5, 3 on two devices. */
 static void uneven_sizes_and_idle_devices(void **state)
 {
@@ -532,6 +558,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         ON(loop_equals_the_engine),
+        cmocka_unit_test(every_route_gives_the_same),
         ON(uneven_sizes_and_idle_devices),
         ON(replicas_are_the_masters_values),
         ON(gathered_outputs_are_the_networks),
