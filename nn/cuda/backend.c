@@ -165,7 +165,7 @@ const dp_backend *dp_backend_cuda(void)
         .health = dp_cuda_health,
         .notes = dp_tune_notes,
         .failure = cuda_failure,
-        .range = DP_CUDA_RANGE,
+        .range = dp_cuda_range,
     };
     return &table;
 }

@@ -32,7 +32,7 @@ struct dp_be_device {
     struct dp_gate *gates;             /* of linear layers: what their consumers' gradients pass (linear.c) */
     struct {
         void *domain; /* NULL: no tool listens */
-        int asked, depth, level[DP_RANGES];
+        int depth, level[DP_RANGES];
     } ranges;                    /* nvtx.c */
     char *notes;                 /* choices that were measured, a line each (tune.c) */
     struct dp_nvml *nvml;        /* NULL: not installed (nvml.h) */

@@ -3,6 +3,7 @@
 #include "../../dp/base/text.h"
 #include "cuda.h"
 #include "near.h"
+#include "nvtx.h"
 #include "nvml.h"
 #include "plugin.h"
 #include "tune.h"
@@ -67,6 +68,7 @@ dp_status dp_cuda_open(dp_be_device **out, const dp_be_options *o, dp_error *err
     }
     if (status) goto fail;
     const dp_cuda_mark before = dp_cuda_mark_memory(d);
+    dp_cuda_range_open(d);
     status = dp_cuda_clock_open(d, err);
     if (!status) status = dp_lt_open(d, err);
     if (!status) status = dp_cuda_book_library(d, &before, "cublasLt", err);

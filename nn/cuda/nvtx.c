@@ -5,29 +5,28 @@
 #include "../../dp/base/text.h"
 #include <nvtx3/nvToolsExt.h>
 
-/* The domain stays: a tool may read it after the device was closed. */
-static nvtxDomainHandle_t domain_of(dp_be_device *d)
+/* With the device, and devices open one after the other: NVTX's look for a tool is not for two threads at once. The domain stays: a tool may
+ * read it after the device was closed. */
+void dp_cuda_range_open(dp_be_device *d)
 {
     char name[48];
-    if (d->ranges.asked) return d->ranges.domain;
-    d->ranges.asked = 1;
     dp_format(name, sizeof name, "dp %s", d->name);
-    return d->ranges.domain = nvtxDomainCreateA(name);
+    d->ranges.domain = nvtxDomainCreateA(name);
 }
 
 void dp_cuda_range(dp_be_device *d, int level, const char *name, int number)
 {
-    const nvtxDomainHandle_t domain = domain_of(d);
+    const nvtxDomainHandle_t domain = d->ranges.domain;
     char text[80];
     if (!domain) return;
     for (; d->ranges.depth && d->ranges.level[d->ranges.depth - 1] >= level; d->ranges.depth--)
         (void)nvtxDomainRangePop(domain);
     if (!name) return;
     if (number >= 0) dp_format(text, sizeof text, "%s %d", name, number);
-    nvtxEventAttributes_t e = {.version = NVTX_VERSION,
-                               .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE,
-                               .messageType = NVTX_MESSAGE_TYPE_ASCII,
-                               .message.ascii = number >= 0 ? text : name};
+    const nvtxEventAttributes_t e = {.version = NVTX_VERSION,
+                                     .size = NVTX_EVENT_ATTRIB_STRUCT_SIZE,
+                                     .messageType = NVTX_MESSAGE_TYPE_ASCII,
+                                     .message.ascii = number >= 0 ? text : name};
     (void)nvtxDomainRangePushEx(domain, &e);
     d->ranges.level[d->ranges.depth++] = level;
 }

@@ -3,9 +3,13 @@
 #define DP_NN_CUDA_NVTX_H
 #include "cuda.h"
 #if __has_include(<nvtx3/nvToolsExt.h>)
-#define DP_CUDA_RANGE dp_cuda_range /* dp_backend.range */
-void dp_cuda_range(dp_be_device *d, int level, const char *name, int number);
+void dp_cuda_range_open(dp_be_device *d);
+void dp_cuda_range(dp_be_device *d, int level, const char *name, int number); /* as dp_backend.range */
 #else
-#define DP_CUDA_RANGE NULL
+#define dp_cuda_range NULL
+static inline void dp_cuda_range_open(dp_be_device *d)
+{
+    (void)d;
+}
 #endif
 #endif

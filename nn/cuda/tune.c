@@ -52,13 +52,9 @@ static int lock(const char *path)
     char name[768];
     dp_format(name, sizeof name, "%s.lock", path);
     const int fd = open(name, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
-    if (fd < 0) return -1;
-    while (flock(fd, LOCK_EX)) {
-        if (errno == EINTR) continue;
-        (void)close(fd);
-        return -1;
-    }
-    return fd;
+    if (fd < 0 || !flock(fd, LOCK_EX)) return fd; /* no signal interrupts a worker */
+    (void)close(fd);
+    return -1;
 }
 
 /* "key<tab>choice/candidates" */

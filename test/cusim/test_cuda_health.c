@@ -52,12 +52,12 @@ static unsigned bus_of(const char *pci)
 int nvmlInit_v2(void)
 {
     if (nvml.init_fails) return 1;
-    nvml.open++;
+    (void)__atomic_add_fetch(&nvml.open, 1, __ATOMIC_RELAXED); /* workers close at once */
     return 0;
 }
 int nvmlShutdown(void)
 {
-    nvml.open--;
+    (void)__atomic_sub_fetch(&nvml.open, 1, __ATOMIC_RELAXED);
     return 0;
 }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, void **device)
@@ -103,14 +103,14 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, process *
 int nvmlEventSetCreate(void **set)
 {
     if (nvml.create_fails) return 999;
-    nvml.sets++;
+    (void)__atomic_add_fetch(&nvml.sets, 1, __ATOMIC_RELAXED);
     *set = &nvml.sets;
     return 0;
 }
 int nvmlEventSetFree(void *set)
 {
     assert_ptr_equal(set, &nvml.sets);
-    nvml.sets--;
+    (void)__atomic_sub_fetch(&nvml.sets, 1, __ATOMIC_RELAXED);
     return 0;
 }
 int nvmlDeviceRegisterEvents(void *device, u64 types, void *set)
