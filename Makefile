@@ -49,8 +49,9 @@ TEST_SH = $(wildcard test/cli/*.sh test/embed/*.sh)
 # Set by cusim.mk, where CUDA's headers are: tests of the CUDA backend on simulated GPUs.
 CUSIM_TESTS =
 
-.PHONY: all demo deps test test-programs test-long test-asan test-tsan test-fresh bench goldens install uninstall format lint clean help
-all: $(B)/libdp.a $(PROGRAMS) ## build library and programs (the default)
+.PHONY: all programs demo deps test test-programs test-long test-asan test-tsan test-fresh bench goldens install uninstall format lint clean help
+all: programs cuda ## build library, programs and, where nvcc is, the CUDA backend (the default)
+programs: $(B)/libdp.a $(PROGRAMS)
 
 $(B)/obj/%.o: %.c
 	@mkdir -p $(@D)
@@ -99,7 +100,7 @@ deps: ## install the packages that are missing (Debian, Ubuntu; root or sudo)
 	[ -z "$$root" ] || command -v sudo >/dev/null || { echo "Not root, and no sudo: please have installed:" $$missing; exit 1; }; \
 	$$root apt-get update -qq && $$root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing
 
-test-programs: all $(TESTS) $(CUSIM_TESTS)
+test-programs: programs $(TESTS) $(CUSIM_TESTS)
 test: test-programs ## build and run every test (DP_SCALE=short|full); the last line counts
 	@B=$(B) CC="$(CC)" DP_SCALE=$${DP_SCALE:-short} test/run $(TESTS) $(CUSIM_TESTS) $(TEST_SH)
 test-long: ## the same with whole networks and large grids

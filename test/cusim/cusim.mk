@@ -8,6 +8,8 @@ CUDNN_INCLUDE := $(firstword $(foreach d,$(if $(CUDNN),$(CUDNN)/include) $(CUSIM
 ifeq ($(and $(CUSIM_INCLUDE),$(CUDNN_INCLUDE),$(filter x86_64,$(shell uname -m))),)
 $(info skipped: tests on simulated GPUs, which want CUDA's and cuDNN's headers in CUDA_HOME and an x86-64)
 CUSIM_TESTS =
+cuda-coverage:
+	@echo "0 passed, 0 failed, 1 skipped"
 else
 ifeq ($(origin CXX),default)
 CXX = g++
@@ -33,12 +35,12 @@ CUSIM_LINK = -Wl,--whole-archive $(B)/test/libcusim.a -Wl,--no-whole-archive -Wl
 $(B)/sim/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  c++ $<"
-	$(Q)$(CXX) $(CUSIM_CXX) -ffp-contract=off -Wno-unknown-pragmas $(CFLAGS) $(SAN) -x c++ -c -o $@ $<
+	$(Q)$(CXX) $(CUSIM_CXX) -ffp-contract=off -Wno-unknown-pragmas $(CFLAGS) $(SAN) $(if $(filter nn/cuda/%,$<),$(COVER)) -x c++ -c -o $@ $<
 # What a test defines can be found by dlsym, as the driver's functions are.
 $(B)/sim/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "  cc $< (simulated CUDA)"
-	$(Q)$(CC) $(ALL_CFLAGS) $(if $(filter test/%,$<),-fvisibility=default) $(CUSIM_I) -DDP_CUDA_ARCHS=75,80 -DDP_CUDA_PTX=75 -c -o $@ $<
+	$(Q)$(CC) $(ALL_CFLAGS) $(if $(filter test/%,$<),-fvisibility=default,$(COVER)) $(CUSIM_I) -DDP_CUDA_ARCHS=75,80 -DDP_CUDA_PTX=75 -c -o $@ $<
 
 CUSIM_BACKEND = $(patsubst %,$(B)/sim/%.o,$(basename $(wildcard nn/cuda/*.c)) $(wildcard nn/cuda/*.cu))
 $(B)/test/libdpcuda-sim.a: $(CUSIM_BACKEND)
@@ -55,8 +57,15 @@ CUSIM_TAKE = -Wl,-u,dp_cuda_plugin
 $(filter $(B)/test/cusim/test_cusim%,$(CUSIM_TESTS)): CUSIM_TAKE =
 $(CUSIM_TESTS): $(B)/%: $(B)/sim/%.o $(B)/test/libcusim-test.a $(B)/test/libdpcuda-sim.a $(B)/test/libdp-internal.a $(B)/test/libcusim.a
 	@mkdir -p $(@D)
-	$(Q)$(CXX) $(CFLAGS) $(SAN) $(LDFLAGS) -o $@ $(CUSIM_TAKE) -Wl,--start-group $(filter-out %libcusim.a,$^) -Wl,--end-group \
+	$(Q)$(CXX) $(CFLAGS) $(SAN) $(COVER) $(LDFLAGS) -o $@ $(CUSIM_TAKE) -Wl,--start-group $(filter-out %libcusim.a,$^) -Wl,--end-group \
 	    $(CUSIM_LINK) -lcmocka $(LIBS)
+# Lines of nn/cuda that these tests run. COVER: gcov's flags, for the backend's files alone.
+COVER ?=
+.PHONY: cuda-coverage cuda-coverage-programs
+cuda-coverage-programs: $(CUSIM_TESTS)
+cuda-coverage: ## run the tests on simulated GPUs and count the lines of nn/cuda that they run (98 % or more)
+	@$(MAKE) --no-print-directory cuda-coverage-programs B=$(B)/coverage COVER=--coverage CFLAGS="-O2 -g"
+	@B=$(B)/coverage DP_SCALE=$${DP_SCALE:-short} test/cusim/coverage $(CUSIM_TEST_C:%.c=$(B)/coverage/%)
 .SECONDARY: $(CUSIM_TEST_C:%.c=$(B)/sim/%.o)
 -include $(patsubst %.o,%.d,$(CUSIM_OBJ) $(CUSIM_BACKEND) $(CUSIM_HELP) $(CUSIM_TEST_C:%.c=$(B)/sim/%.o))
 endif

@@ -260,15 +260,18 @@ static const struct variant {
 static void check(void **state)
 {
     const net *n = *state;
+    const char *scale = getenv("DP_SCALE");
+    /* A sanitizer sees the same kernels in each variant that only changes who refuses what. */
+    const int few = getenv("DP_SANITIZER") && (!scale || strcmp(scale, "full"));
     rig r;
     rig_open(&r, dp_backend_cpu());
     result cpu = step(&r, n);
     rig_close(&r);
-    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++) {
+    for (size_t i = 0; i < (few ? 3 : sizeof variants / sizeof *variants); i++) {
         const struct variant *v = &variants[i];
         rig_open_with(&r, cuda(), &v->options);
         if (v->fault) cusim_fault(v->fault);
-        result gpu = step(&r, n), again = i < 3 ? step(&r, n) : (result){0};
+        result gpu = step(&r, n), again = i < 3 && !few ? step(&r, n) : (result){0};
         if (v->fault) cusim_release();
         rig_close(&r);
         assert_true(fabs(gpu.loss - cpu.loss) <= 1e-5 * fabs(cpu.loss));
