@@ -108,7 +108,8 @@ dp_status dp_replica_open(dp_replica *r, dp_worker *w, const dp_replica_options 
     void *verdict;
     DP_TRY(bytes_of(r, DP_MEM_OPTIMIZER, 2 * sizeof *r->verdict, "verdict", &verdict, err));
     r->verdict = verdict;
-    r->b->fill(w->stream, verdict, 0, 2 * sizeof *r->verdict);
+    dp_status status = r->b->fill(w->stream, verdict, 0, 2 * sizeof *r->verdict);
+    if (status) return dp_fail(err, status, "Clearing device memory failed.");
     r->x_bytes = (size_t)(r->rows_capacity * in->width) * (in->dtype == DP_F32 ? 4 : 8);
     r->y_bytes = (size_t)(r->rows_capacity * o->targets_per_row) * 8;
     void *p;
