@@ -178,6 +178,52 @@ static void bytes_are_those_of_the_table(void **state)
     rig_data_free(&data);
 }
 
+/* Every preset moves on GPUs what it moves on CPU devices, where test_bytes.c compares with the table; 8 devices train the bytes of one. */
+static void presets_move_what_they_move_on_cpus(void **state)
+{
+    static const int counts[] = {1, 2, 3, 4, 8};
+    (void)state;
+    rig_data data = rig_data_new(&rig_conv, 32, 5);
+    float *one = NULL;
+    int64_t n, m;
+    for (int mode = 0; mode < 4; mode++)
+        for (int i = 0; i < COUNT(counts); i++) {
+            const int devices = counts[i];
+            rig gpu, cpu;
+            dp_device_stats a, b;
+            char settings[120];
+            if (!rig_full() && devices == 3 && mode % 2) continue;
+            snprintf(settings, sizeof settings, "devices.shards=8 %s", modes[mode]);
+            rig_open(&gpu, &rig_conv, cuda(), devices, 0, settings);
+            rig_open(&cpu, &rig_conv, dp_backend_cpu(), devices, 0, settings);
+            for (int k = 0; k < 4; k++) {
+                rig_step(&gpu, &data, k, 24);
+                rig_step(&cpu, &data, k, 24);
+            }
+            for (int d = 0; d < devices; d++) {
+                assert_true(dp_engine_stats(gpu.e, d, &a) && dp_engine_stats(cpu.e, d, &b));
+                /* alone: the update's run block is the leaf's, once a graph holds both */
+                if (a.bytes_in != b.bytes_in || a.bytes_out != b.bytes_out || (devices > 1 && a.host_in != b.host_in))
+                    fail_msg(
+                        "%s, device %d of %d: in %lld, wanted %lld; out %lld, wanted %lld; from the host %lld, wanted %lld",
+                        settings, d, devices, (long long)a.bytes_in, (long long)b.bytes_in, (long long)a.bytes_out,
+                        (long long)b.bytes_out, (long long)a.host_in, (long long)b.host_in);
+            }
+            float *w = rig_weights(&gpu, &n);
+            if (!one) {
+                one = w, m = n;
+            } else {
+                assert_int_equal(n, m);
+                rig_same_bytes(w, one, (size_t)n * 4, settings);
+                free(w);
+            }
+            rig_close(&gpu);
+            rig_close(&cpu);
+        }
+    free(one);
+    rig_data_free(&data);
+}
+
 /* P35, P36: a pair that flips bits goes through the host, with a word; one that hangs, or `peer` alone, is refused with advice. */
 static void broken_peers_are_found(void **state)
 {
@@ -222,6 +268,7 @@ int main(void)
         cmocka_unit_test(the_cpu_agrees),
         cmocka_unit_test(a_step_costs_what_it_may),
         cmocka_unit_test(bytes_are_those_of_the_table),
+        cmocka_unit_test(presets_move_what_they_move_on_cpus),
         cmocka_unit_test(broken_peers_are_found),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
