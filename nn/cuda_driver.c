@@ -78,6 +78,14 @@ static dp_status start(functions *d, dp_error *err)
     return code ? why_none(code, err) : DP_OK;
 }
 
+/* DP_CUDA_LOGICAL=N (tests): every GPU is there N times, the second time behind all of the first, so that one does what several would. */
+static int times(void)
+{
+    const char *text = getenv("DP_CUDA_LOGICAL");
+    int n = text ? atoi(text) : 1;
+    return n < 1 || n > 8 ? 1 : n;
+}
+
 dp_status dp_cuda_count(int *n, int *version, dp_error *err)
 {
     functions d;
@@ -86,6 +94,7 @@ dp_status dp_cuda_count(int *n, int *version, dp_error *err)
     int code = d.count(n);
     if (!code && !*n) code = NO_DEVICE;
     if (!code) code = d.version(version);
+    *n *= times();
     return code ? why_none(code, err) : DP_OK;
 }
 
@@ -96,7 +105,8 @@ int dp_cuda_gpu_at(int i, dp_cuda_gpu *g)
     size_t bytes = 0;
     uuid id = {{0}};
     memset(g, 0, sizeof *g);
-    if (i < 0 || start(&d, NULL) || d.count(&n) || i >= n || d.device(&device, i)) return 0;
+    if (i < 0 || start(&d, NULL) || d.count(&n) || n < 1 || i >= n * times() || d.device(&device, i % n)) return 0;
+    g->index = i % n;
     if (d.name(g->model, sizeof g->model, device) || d.memory(&bytes, device) || d.pci(g->pci, sizeof g->pci, device) ||
         d.uuid(&id, device) || d.attribute(&major, MAJOR, device) || d.attribute(&minor, MINOR, device) ||
         d.attribute(&mode, COMPUTE_MODE, device) || d.attribute(&g->units, MULTIPROCESSORS, device))

@@ -9,6 +9,7 @@ typedef struct dp_cuda_gpu {
     int arch;       /* compute capability, 10 * major + minor */
     int units;      /* multiprocessors */
     int prohibited; /* compute mode: no process may use it */
+    int index;      /* the driver's; with DP_CUDA_LOGICAL several devices are one GPU */
 } dp_cuda_gpu;
 
 /* What a build of the backend can run on. Versions as CUDA writes them: 1000 * major + 10 * minor. */

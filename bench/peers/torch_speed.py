@@ -1,8 +1,10 @@
 """Trains one of the six benchmark models with PyTorch on a fixed random batch and prints samples/s (median of 5 rounds).
-usage: torch_speed.py MODEL THREADS SECONDS [ddp]      ddp: two gloo processes of THREADS threads, half the batch each"""
+usage: torch_speed.py MODEL THREADS SECONDS [ddp]      ddp: two gloo processes of THREADS threads, half the batch each
+DEVICE=cuda: on the first GPU, with TF32 for products as well as for convolutions, which is what dp does by default"""
 import os, socket, statistics, sys, time
 
 START = time.perf_counter()
+DEVICE = os.environ.get("DEVICE", "cpu")
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -99,7 +101,8 @@ def train(name, threads, seconds, rank, world, port):
     torch.manual_seed(1)
     build, batch, shape = MODELS[name]
     batch //= world
-    model = build()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    model = build().to(DEVICE)
     tokens = shape is None
     if name.startswith("resnet"):
         model = model.to(memory_format=torch.channels_last)
@@ -107,6 +110,7 @@ def train(name, threads, seconds, rank, world, port):
     y = torch.randint(0, 65, (batch * 128,)) if tokens else torch.randint(0, 10, (batch,))
     if name.startswith("resnet"):
         x = x.to(memory_format=torch.channels_last)
+    x, y = x.to(DEVICE), y.to(DEVICE)
     if tokens:
         step = torch.optim.AdamW(model.parameters(), lr=1e-3)
     else:
@@ -122,6 +126,8 @@ def train(name, threads, seconds, rank, world, port):
             out = model(x)
             F.cross_entropy(out.reshape(-1, out.shape[-1]), y).backward()
             step.step()
+        if DEVICE != "cpu":
+            torch.cuda.synchronize()
 
     run(1)
     first = time.perf_counter() - START

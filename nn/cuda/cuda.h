@@ -23,6 +23,7 @@ struct dp_be_device {
     dp_be_options options; /* index, deterministic, tf32, conv_own, ... */
     dp_memory memory;
     char name[32], pci[16], model[64]; /* "cuda:0" */
+    int gpu;                           /* the runtime's index */
     int sms;                           /* multiprocessors */
     int arch;                          /* compute capability, 10 * major + minor */
     size_t shared_max;                 /* bytes of shared memory that a block may ask for */

@@ -44,6 +44,10 @@ $(B)/obj/%.cu.o: %.cu
 $(CUDA_C:%.c=$(B)/obj/%.o): ALL_CFLAGS += $(CUDA_INCLUDE)
 $(B)/obj/nn/cuda/plugin.o: ALL_CFLAGS += -DDP_CUDA_ARCHS=$(subst $(empty) $(empty),$(comma),$(CUDA_USED)) -DDP_CUDA_PTX=$(CUDA_LOWEST)
 
+# The op table on a real GPU (test/gpu/check.sh): nothing of the simulator, the plugin is loaded.
+$(B)/test/gpu/test_cuda_ops: $(B)/obj/test/cusim/test_cuda_ops.o $(B)/test/libdp-internal.a
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -rdynamic -o $@ $^ -lcmocka $(LIBS)
 CUDA_LINK = -L$(CUDA_DIR)/lib64 $(if $(CUDNN),-L$(CUDNN)/lib) -lcublasLt -l:libcudnn.so.9
 $(B)/libdpcuda.so: $(CUDA_OBJ) $(CUDA_BASE) nn/cuda/exports.map
 	@echo "  ld $@"

@@ -16,7 +16,7 @@ int dp_cuda_enumerate(int i, dp_device_info *info)
 /* The first runtime calls of the thread, so that no other device ever gets a context. */
 static dp_status start(dp_be_device *d, dp_error *err)
 {
-    const cudaError_t e = cudaSetDevice(d->options.index);
+    const cudaError_t e = cudaSetDevice(d->gpu);
     int major = 0, minor = 0, shared = 0;
     if (e == cudaErrorDevicesUnavailable) {
         (void)cudaGetLastError();
@@ -26,10 +26,10 @@ static dp_status start(dp_be_device *d, dp_error *err)
                        d->name, d->pci, d->model);
     }
     DP_TRY(dp_cuda_check(d, e, "cudaSetDevice", err));
-    DP_CUDA_TRY(d, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d->options.index), err);
-    DP_CUDA_TRY(d, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d->options.index), err);
-    DP_CUDA_TRY(d, cudaDeviceGetAttribute(&d->sms, cudaDevAttrMultiProcessorCount, d->options.index), err);
-    DP_CUDA_TRY(d, cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, d->options.index), err);
+    DP_CUDA_TRY(d, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, d->gpu), err);
+    DP_CUDA_TRY(d, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, d->gpu), err);
+    DP_CUDA_TRY(d, cudaDeviceGetAttribute(&d->sms, cudaDevAttrMultiProcessorCount, d->gpu), err);
+    DP_CUDA_TRY(d, cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, d->gpu), err);
     d->arch = 10 * major + minor;
     d->shared_max = (size_t)shared;
     return DP_OK;
@@ -48,13 +48,14 @@ static dp_status start_counted(dp_be_device *d, dp_error *err)
 dp_status dp_cuda_open(dp_be_device **out, const dp_be_options *o, dp_error *err)
 {
     dp_device_info info;
+    dp_cuda_gpu gpu;
     dp_status status = DP_OK;
     dp_be_device *d = dp_calloc(1, sizeof *d);
     if (!d) return dp_fail(err, DP_ENOMEM, "Out of memory: device cuda:%d", o->index);
     d->options = *o;
     d->memory.limit = o->memory_limit;
     d->call = "";
-    if (!dp_cuda_enumerate(o->index, &info)) {
+    if (!dp_cuda_enumerate(o->index, &info) || !dp_cuda_gpu_at(o->index, &gpu)) {
         status = dp_fail(err, DP_EDEVICE, "cuda:%d is not among the GPUs that the driver shows.", o->index);
     } else if (!info.usable) {
         status = dp_fail(err, DP_EDEVICE, "%s (%s, %s) %s.", info.name, info.pci, info.model, info.why);
@@ -62,6 +63,7 @@ dp_status dp_cuda_open(dp_be_device **out, const dp_be_options *o, dp_error *err
         dp_format(d->name, sizeof d->name, "%s", info.name);
         dp_format(d->pci, sizeof d->pci, "%s", info.pci);
         dp_format(d->model, sizeof d->model, "%s", info.model);
+        d->gpu = gpu.index;
         (void)dp_cuda_go_near(DP_CUDA_SYSFS, d->pci);
         d->nvml = dp_nvml_open(d->pci);
         status = start_counted(d, err);
@@ -98,5 +100,5 @@ int dp_cuda_health(dp_be_device *d, dp_device_health *h)
 
 void dp_cuda_bind(dp_be_device *d)
 {
-    if (!dp_cuda_lost(d)) (void)dp_cuda_check(d, cudaSetDevice(d->options.index), "cudaSetDevice", NULL);
+    if (!dp_cuda_lost(d)) (void)dp_cuda_check(d, cudaSetDevice(d->gpu), "cudaSetDevice", NULL);
 }

@@ -116,11 +116,11 @@ dp_status dp_cuda_fill(dp_be_stream *s, void *dst, int byte, size_t bytes)
 int dp_cuda_reads_peer(const dp_be_device *d, const dp_be_device *peer)
 {
     int can = 0;
-    if (d->options.index == peer->options.index) return 1;
+    if (d->gpu == peer->gpu) return 1;
     if (dp_cuda_lost(d) || dp_cuda_lost(peer)) return 0;
-    cudaError_t e = cudaDeviceCanAccessPeer(&can, d->options.index, peer->options.index);
+    cudaError_t e = cudaDeviceCanAccessPeer(&can, d->gpu, peer->gpu);
     if (e == cudaSuccess && can) {
-        e = cudaDeviceEnablePeerAccess(peer->options.index, 0);
+        e = cudaDeviceEnablePeerAccess(peer->gpu, 0);
         if (e == cudaSuccess) return 1;
         (void)cudaGetLastError();
         return e == cudaErrorPeerAccessAlreadyEnabled; /* too many peers, not supported: staged */

@@ -59,6 +59,15 @@ $(CUSIM_TESTS): $(B)/%: $(B)/sim/%.o $(B)/test/libcusim-test.a $(B)/test/libdpcu
 	@mkdir -p $(@D)
 	$(Q)$(CXX) $(CFLAGS) $(SAN) $(COVER) $(LDFLAGS) -o $@ $(CUSIM_TAKE) -Wl,--start-group $(filter-out %libcusim.a,$^) -Wl,--end-group \
 	    $(CUSIM_LINK) -lcmocka $(LIBS)
+# The programs over simulated GPUs: test/gpu/check.sh is rehearsed with them.
+$(B)/test/cusim/dptrain: $(TOOLS_C:%.c=$(B)/obj/%.o)
+$(B)/test/cusim/dpbench: $(BENCH_C:%.c=$(B)/obj/%.o)
+$(B)/test/cusim/dptrain $(B)/test/cusim/dpbench: $(B)/test/libdpcuda-sim.a $(B)/test/libdp-internal.a $(B)/test/libcusim.a
+	@mkdir -p $(@D)
+	@echo "  ld $@"
+	$(Q)$(CXX) $(CFLAGS) $(SAN) $(LDFLAGS) -o $@ $(CUSIM_TAKE) -Wl,--start-group $(filter-out %libcusim.a,$^) -Wl,--end-group \
+	    $(CUSIM_LINK) -lcmocka $(LIBS)
+
 # Lines of nn/cuda that these tests run. COVER: gcov's flags, for the backend's files alone.
 COVER ?=
 .PHONY: cuda-coverage cuda-coverage-programs

@@ -246,6 +246,30 @@ static void the_first_named_is_the_master(void **state)
     rig_data_free(&data);
 }
 
+/* DP_CUDA_LOGICAL: one GPU is several devices, which train what several GPUs train. */
+static void one_gpu_as_two(void **state)
+{
+    (void)state;
+    int64_t n, m;
+    float *w[2];
+    rig_data data = rig_data_new(&rig_conv, 32, 5);
+    for (int i = 0; i < 2; i++) {
+        rig r;
+        if (i) assert_int_equal(setenv("DP_CUDA_LOGICAL", "2", 1), 0);
+        rig_open(&r, &rig_conv, cuda(), 2, 0, i ? "devices.mode=balanced devices.use=cuda:3,cuda:11" : "devices.mode=balanced");
+        for (int k = 0; k < 4; k++) rig_step(&r, &data, k, 12);
+        if (i) assert_false(cusim_has_context(4));
+        w[i] = rig_weights(&r, i ? &n : &m);
+        rig_close(&r);
+    }
+    unsetenv("DP_CUDA_LOGICAL");
+    assert_int_equal(n, m);
+    rig_same_bytes(w[1], w[0], (size_t)n * 4, "one GPU as two");
+    free(w[0]);
+    free(w[1]);
+    rig_data_free(&data);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -258,7 +282,7 @@ int main(void)
         cmocka_unit_test(no_device_is_fuller_than_it_must_be),    cmocka_unit_test(nothing_is_allocated_after_open),
         cmocka_unit_test(an_error_of_memory_tells_all),           cmocka_unit_test(a_load_takes_no_more_than_a_start),
         cmocka_unit_test(slots_are_not_overwritten_under_a_copy), cmocka_unit_test(memory_that_cannot_be_locked_works),
-        cmocka_unit_test(the_first_named_is_the_master),
+        cmocka_unit_test(the_first_named_is_the_master),          cmocka_unit_test(one_gpu_as_two),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
