@@ -1,23 +1,6 @@
 /* What users of GPUs hit, on simulated ones: whose memory fills, what an error of memory says, what is locked and when. */
-#include "../../nn/cuda_plugin.h"
-#include "../unit/engine_rig.h"
-#include "cusim.h"
+#include "engine_cuda.h"
 #include <unistd.h>
-
-static const dp_backend *cuda(void)
-{
-    const dp_backend *b = NULL;
-    dp_error err;
-    if (dp_cuda_plugin_load(&b, &err)) fail_msg("%s", err.text);
-    return b;
-}
-
-static cusim_counters counted(void)
-{
-    cusim_counters c;
-    cusim_read(&c);
-    return c;
-}
 
 static int64_t peak(const rig *r, int device)
 {

@@ -1,18 +1,8 @@
 /* The engine on simulated GPUs: the strict properties of test/unit, in every mode and over both transports, and what a step may cost. */
-#include "../../nn/cuda_plugin.h"
-#include "../unit/engine_rig.h"
-#include "cusim.h"
+#include "engine_cuda.h"
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 enum { MOST = 8 };
-
-static const dp_backend *cuda(void)
-{
-    const dp_backend *b = NULL;
-    dp_error err;
-    if (dp_cuda_plugin_load(&b, &err)) fail_msg("%s", err.text);
-    return b;
-}
 
 static float *trained(const rig_net *net, int devices, int leaves, const char *settings, const rig_data *data, int64_t *n)
 {

@@ -1,29 +1,12 @@
 /* Every call that an engine makes to CUDA, cublasLt and cuDNN, from open to close, fails once in turn with a code that leaves the context
  * alive. Either the call of the library returns the error, with the device; or it did not matter, and the trained bytes are as they were. The engine
  * closes, and nothing is left: no memory, no stream, no event, no graph, no handle, no thread. */
-#include "../../nn/cuda_plugin.h"
-#include "../unit/engine_rig.h"
-#include "cusim.h"
+#include "engine_cuda.h"
 #include <unistd.h>
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
 enum { WATCHDOG_S = 300 };
 enum { MEMORY = 2, UNSUPPORTED = 801, LT_FAILED = 13, DNN_UNSUPPORTED = 3000, DNN_FAILED = 5000 };
-
-static const dp_backend *cuda(void)
-{
-    const dp_backend *b = NULL;
-    dp_error err;
-    if (dp_cuda_plugin_load(&b, &err)) fail_msg("%s", err.text);
-    return b;
-}
-
-static cusim_counters counted(void)
-{
-    cusim_counters c;
-    cusim_read(&c);
-    return c;
-}
 
 static const struct {
     const char *api;

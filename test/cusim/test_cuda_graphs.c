@@ -1,24 +1,7 @@
 /* A leaf's computation as a CUDA graph: the same bytes as layer by layer, one launch a leaf, and a way back when a graph cannot be made. */
-#include "../../nn/cuda_plugin.h"
-#include "../unit/engine_rig.h"
-#include "cusim.h"
+#include "engine_cuda.h"
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
-
-static const dp_backend *cuda(void)
-{
-    const dp_backend *b = NULL;
-    dp_error err;
-    if (dp_cuda_plugin_load(&b, &err)) fail_msg("%s", err.text);
-    return b;
-}
-
-static cusim_counters counted(void)
-{
-    cusim_counters c;
-    cusim_read(&c);
-    return c;
-}
 
 /* Batches of several sizes, some too small for all devices, two in flight. */
 static float *trained(rig *r, const rig_data *data, int window, int64_t *n)

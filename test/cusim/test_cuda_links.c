@@ -1,18 +1,8 @@
 /* Routes between simulated GPUs (devices.transport): equal bytes over each, no driver call that a step may not make, and what becomes of
  * pairs that are missing, wrong, stuck or too many (P35, P36, P37). */
-#include "../../nn/cuda_plugin.h"
-#include "../unit/engine_rig.h"
-#include "cusim.h"
+#include "engine_cuda.h"
 
 #define COUNT(a) ((int)(sizeof(a) / sizeof *(a)))
-
-static const dp_backend *cuda(void)
-{
-    const dp_backend *b = NULL;
-    dp_error err;
-    if (dp_cuda_plugin_load(&b, &err)) fail_msg("%s", err.text);
-    return b;
-}
 
 static float *trained(const rig_net *net, int devices, const char *settings, const rig_data *data, int64_t *n)
 {

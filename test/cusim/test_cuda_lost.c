@@ -1,16 +1,6 @@
 /* A GPU that is lost in the middle of a step: what the report says of the place. Every case loses a device for good, so each has its own. */
-#include "../../nn/cuda_plugin.h"
-#include "../unit/engine_rig.h"
-#include "cusim.h"
+#include "engine_cuda.h"
 #include <unistd.h>
-
-static const dp_backend *cuda(void)
-{
-    const dp_backend *b = NULL;
-    dp_error err;
-    if (dp_cuda_plugin_load(&b, &err)) fail_msg("%s", err.text);
-    return b;
-}
 
 static int64_t given(void) /* pieces of work, to all devices */
 {

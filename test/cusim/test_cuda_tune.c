@@ -1,9 +1,7 @@
 /* devices.tune = measure: what is chosen is kept in a file, believed the next time, equal on all devices of a kind, and computes the same. */
 #include "../../nn/cuda/cuda.h"
 #include "../../nn/cuda/tune.h"
-#include "../../nn/cuda_plugin.h"
-#include "../unit/engine_rig.h"
-#include "cusim.h"
+#include "engine_cuda.h"
 #include <dirent.h>
 #include <math.h>
 #include <sys/stat.h>
@@ -12,14 +10,6 @@
 
 static char cache[] = "/tmp/dp_tune_XXXXXX";
 static char text[1 << 16];
-
-static const dp_backend *cuda(void)
-{
-    const dp_backend *b = NULL;
-    dp_error err;
-    if (dp_cuda_plugin_load(&b, &err)) fail_msg("%s", err.text);
-    return b;
-}
 
 /* The one cache file; 0: there is none. Nothing else but its lock lies there. */
 static int file_name(char *path, size_t size)
