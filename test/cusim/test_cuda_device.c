@@ -252,10 +252,10 @@ static void test_peers(void **state)
     assert_int_equal(be->reads_peer(b.device, a.device), 1); /* asked again: already there, and no error stays behind */
     assert_int_equal(be->reads_peer(b.device, b.device), 1);
     cusim_fault("nopeer:1:2");
-    assert_int_equal(be->reads_peer(b.device, &(dp_be_device){.options = {.index = 2}}), 0);
+    assert_int_equal(be->reads_peer(b.device, &(dp_be_device){.gpu = 2}), 0);
     cusim_release();
     cusim_fault("peers:1"); /* it has one */
-    assert_int_equal(be->reads_peer(b.device, &(dp_be_device){.options = {.index = 2}}), 0);
+    assert_int_equal(be->reads_peer(b.device, &(dp_be_device){.gpu = 2}), 0);
     cusim_release();
     float *to = put(&b, NULL, N * 4);
     be->bind(a.device);
@@ -322,7 +322,7 @@ static void test_lost(void **state)
     assert_int_equal(be->forward(NULL, r.stream, NULL, NULL, NULL), DP_EDEVICE_LOST);
     assert_int_equal(be->backward(NULL, r.stream, NULL, NULL, NULL), DP_EDEVICE_LOST);
     assert_int_equal(be->partial(NULL, r.stream, NULL, NULL, NULL, 0), DP_EDEVICE_LOST);
-    assert_int_equal(be->reads_peer(r.device, &(dp_be_device){.options = {.index = 1}}), 0);
+    assert_int_equal(be->reads_peer(r.device, &(dp_be_device){.gpu = 1}), 0);
     const double now = dp_now();
     assert_true(fabs(be->when(r.event) - now) < 1); /* nothing better is known */
     be->bind(r.device);
