@@ -12,11 +12,15 @@ install-cuda: # what was built
 	@for f in libdpcuda.so libdpcuda.a; do [ ! -e $(B)/$$f ] || install -D -m 644 $(B)/$$f $(ROOT)/lib/$$f || exit 1; done
 uninstall-cuda:
 	@rm -f $(ROOT)/lib/libdpcuda.so $(ROOT)/lib/libdpcuda.a
+CUDA_DIR := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDNN_HEADER := $(firstword $(wildcard $(addsuffix /cudnn.h,$(if $(CUDNN),$(CUDNN)/include,$(CUDA_DIR)/include /usr/include /usr/include/x86_64-linux-gnu))))
 ifeq ($(NVCC),)
 cuda: ## build the CUDA backend, if nvcc is there
 	@echo "  no CUDA backend: nvcc is neither in CUDA_HOME nor on PATH"
+else ifeq ($(CUDNN_HEADER),)
+cuda:
+	@echo "  no CUDA backend: there is $(NVCC), but no cudnn.h; CUDNN=DIR names a folder with include/ and lib/ of cuDNN 9"
 else
-CUDA_DIR := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_KNOWN := $(sort $(subst compute_,,$(shell $(NVCC) --list-gpu-arch)))
 CUDA_USED := $(filter $(CUDA_KNOWN),$(CUDA_ARCHS))
 CUDA_LOWEST := $(firstword $(CUDA_USED))
