@@ -89,7 +89,7 @@ include nn/cuda/cuda.mk test/cusim/cusim.mk
 
 demo: ## install what is missing, build, train LeNet on two CPU devices (under a minute)
 	@$(MAKE) --no-print-directory deps
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory programs
 	$(B)/dptrain tools/configs/lenet.ini devices.use=cpu:0,cpu:1 run.dir=runs/demo run.overwrite=1
 
 deps: ## install the packages that are missing (Debian, Ubuntu; root or sudo)
