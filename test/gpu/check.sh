@@ -67,6 +67,7 @@ step two 20 60
 step transports 20 60
 step demo 30 60
 step kill 20 60
+step kernels 45 80
 step speed 60 100
 step pytorch 60 100
 step sanitizer 45 80

@@ -9,7 +9,7 @@ function members(file,    line, n, out, value)
     while ((getline line < file) > 0) {
         if (!match(line, / /)) continue
         value = substr(line, RSTART + 1)
-        out = out (n++ ? ", " : "") text(substr(line, 1, RSTART - 1)) ": " (value ~ /^-?[0-9]+(\.[0-9]+)?$/ ? value : text(value))
+        out = out (n++ ? ", " : "") text(substr(line, 1, RSTART - 1)) ": " (value ~ /^-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$/ ? value : text(value))
     }
     close(file)
     return "{" out "}"

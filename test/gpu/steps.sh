@@ -10,7 +10,7 @@ MODELS="mlp lenet mnist-cnn resnet20 resnet18 gpt-mini"
 
 smi() { [ -z "$REHEARSE" ] && command -v nvidia-smi >/dev/null && nvidia-smi "$@"; }
 gpus() { if [ -n "$REHEARSE" ]; then echo "${CUSIM_DEVICES:-1}"; else smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c .; fi; }
-header() { echo "#include <$1>" | ${CC:-gcc} -E -x c - >/dev/null 2>&1; }
+header() { printf '#include <%s>\n' "$@" | ${CC:-gcc} -E -x c - >/dev/null 2>&1; }
 python_at() { "$PYTHON" -c "import importlib.util as u; print(list(u.find_spec('$1').submodule_search_locations)[0])" 2>/dev/null; }
 
 # The environment of all steps: what was found, in DEPS first.
@@ -25,6 +25,11 @@ surroundings()
             [ ! -d "$folder" ] || export LIBRARY_PATH=$folder${LIBRARY_PATH:+:$LIBRARY_PATH} LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
         done
     fi
+    # What is built without oneDNN lies apart: its objects are not those of the library.
+    export NO_ONEDNN=${NO_ONEDNN:-}
+    header dnnl.h || NO_ONEDNN=1
+    if [ -n "$NO_ONEDNN" ]; then P=$B/no-onednn B=$B/no-onednn; fi
+    mkdir -p "$B" || exit 1
     if [ -n "$REHEARSE" ]; then
         P=$B/test/cusim
         return
@@ -32,6 +37,18 @@ surroundings()
     [ -n "$CUDA_HOME" ] || CUDA_HOME=$(dirname "$(dirname "$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)")")
     if [ -z "$CUDNN" ] && ! CPATH=$CUDA_HOME/include${CPATH:+:$CPATH} header cudnn.h; then CUDNN=$(python_at nvidia.cudnn); fi
     LD_LIBRARY_PATH=${CUDNN:+$CUDNN/lib:}$CUDA_HOME/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+}
+
+# make with what this machine has: without oneDNN its file is made before, of one that refuses, and left as it is (-o).
+build()
+{
+    local -a flags=()
+    if [ -n "$NO_ONEDNN" ]; then
+        mkdir -p "$B/obj/nn/cpu" || return
+        ${CC:-gcc} -std=c11 -D_GNU_SOURCE -O2 -fPIC -fvisibility=hidden -Wall -Wextra -c -o "$B/obj/nn/cpu/onednn.o" test/gpu/no_onednn.c || return
+        flags=(-o "$B/obj/nn/cpu/onednn.o" LIBS="-lgomp -lcjson -lz -lm -pthread")
+    fi
+    make B="$B" "${flags[@]}" "$@"
 }
 
 # The settings of MODEL for a short run that every machine can do.
@@ -66,21 +83,25 @@ step_machine()
 
 step_build()
 {
-    local archs
+    local archs a
     if [ -n "$REHEARSE" ]; then
-        make B="$B" "$B/test/cusim/dptrain" "$B/test/cusim/dpbench" "$B/test/cusim/test_cuda_ops" || fail "the rehearsal does not build"
+        build "$P/dptrain" "$P/dpbench" "$P/test_cuda_ops" || fail "the rehearsal does not build"
+        note "${NO_ONEDNN:+without oneDNN}"
         return
     fi
-    archs=$(smi --query-gpu=compute_cap --format=csv,noheader | tr -d '. ' | sort -u | tr '\n' ' ')
-    make B="$B" CUDA_HOME="$CUDA_HOME" ${CUDNN:+CUDNN="$CUDNN"} CUDA_ARCHS="$archs" programs cuda || fail "the programs do not build"
+    archs=$(smi --query-gpu=compute_cap --format=csv,noheader | tr -d '. ' | sort -u | paste -sd' ')
+    for a in $archs; do # a later GPU than the toolkit knows runs from the PTX of a full build
+        "$CUDA_HOME/bin/nvcc" --list-gpu-arch | grep -qx "compute_$a" || archs=''
+    done
+    figure toolkit "$("$CUDA_HOME/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+    figure archs "${archs:-all}"
+    build CUDA_HOME="$CUDA_HOME" ${CUDNN:+CUDNN="$CUDNN"} ${archs:+CUDA_ARCHS="$archs"} programs cuda || fail "the programs do not build"
+    [ -e "$B/libdpcuda.so" ] || fail "make has built no libdpcuda.so"
     # The op table's test finds the plugin beside the program, as dptrain does; it needs nothing of the simulator.
-    if header cmocka.h || echo '#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>' | ${CC:-gcc} -E -x c - >/dev/null 2>&1; then
-        make B="$B" "$B/test/gpu/test_cuda_ops" || fail "the test of the op table does not build"
+    if header setjmp.h stdarg.h stddef.h stdint.h cmocka.h; then
+        build CUDA_HOME="$CUDA_HOME" ${archs:+CUDA_ARCHS="$archs"} "$B/test/gpu/test_cuda_ops" || fail "the test of the op table does not build"
     fi
+    note "for sm ${archs:-of all kinds}${NO_ONEDNN:+, without oneDNN}"
 }
 
 step_devices()
@@ -108,8 +129,9 @@ step_ops()
 # The losses of six models on a GPU and on the CPU, which the goldens tie to PyTorch.
 step_compare()
 {
-    local m far='' steps=5
+    local m d far='' steps=5
     local -a settings
+    [ -z "$NO_ONEDNN" ] || skip "without oneDNN the CPU trains nothing; the goldens of the step ops stand for it"
     [ -z "$REHEARSE" ] || { MODELS="mlp lenet" steps=2; }
     for m in $MODELS; do
         mapfile -t settings < <(model "$m")
@@ -117,8 +139,11 @@ step_compare()
             "$P/dptrain" "${settings[@]}" devices.use=$d devices.tf32=off run.steps=$steps run.log_every=1 data.batch_size=16 data.accumulate=1 \
                 run.dir="$W/$m-${d%:0}" run.overwrite=1 --quiet || fail "$m does not train on $d"
         done
-        figure "$m" "$(paste <(losses "$W/$m-cuda/log.jsonl") <(losses "$W/$m-cpu/log.jsonl") | awk '{ d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > most) most = d } END { printf "%.2g", NR ? most : 1 }')"
-        awk -v m="$m" '$1 == m { exit !($2 > 1e-3) }' "$W/$STEP.figures" && far="$far $m"
+        # As many finite losses as steps on both, or they are as far apart as can be.
+        paste <(losses "$W/$m-cuda/log.jsonl") <(losses "$W/$m-cpu/log.jsonl") | awk -F'\t' -v steps=$steps '
+            NF == 2 && $1 != "" && $2 + 0 != 0 { n++; d = ($1 - $2) / $2; if (d < 0) d = -d; if (d > most) most = d }
+            END { if (n != steps || NR != steps) most = 1; printf "%.2g\n", most; exit !(most <= 1e-3) }' >"$W/most" || far="$far $m"
+        figure "$m" "$(cat "$W/most")"
     done
     [ -z "$far" ] || fail "losses differ from the CPU's by more than 0.1 %:$far"
     note "losses of$(for m in $MODELS; do printf ' %s' "$m"; done) are the CPU's"
@@ -139,15 +164,17 @@ step_two()
 
 step_transports()
 {
-    local t ran=''
+    local t code ran=''
     two_devices one devices.use=cuda:0 || fail "one device does not train"
     for t in host auto copy peer; do
-        if ! two_devices "transport-$t" devices.use=cuda:0,cuda:1 devices.mode=balanced devices.transport=$t 2>"$W/refused"; then
-            cat "$W/refused"
-            case $t in host | auto) fail "transport $t: $(head -n 1 "$W/refused")" ;; esac
+        two_devices "transport-$t" devices.use=cuda:0,cuda:1 devices.mode=balanced devices.transport=$t 2>"$W/refused"
+        code=$?
+        cat "$W/refused"
+        if [ $code = 2 ] && { [ $t = copy ] || [ $t = peer ]; }; then
             figure $t refused
             continue
         fi
+        [ $code = 0 ] || fail "transport $t: $(head -n 1 "$W/refused")"
         same "transport-$t"
         ran="$ran $t"
     done
@@ -163,40 +190,81 @@ step_demo()
     "$P/dptrain" tools/configs/lenet.ini devices.use=cuda:0 run.steps=$steps run.dir="$W/demo" run.overwrite=1 --quiet || fail "lenet does not train"
     accuracy=$(sed -n 's/.*"type":"eval".*"accuracy":\([0-9.]*\).*/\1/p' "$W/demo/log.jsonl" | tail -n 1)
     figure accuracy "${accuracy:-none}"
-    [ -n "$REHEARSE" ] || awk -v a="${accuracy:-0}" 'BEGIN { exit !(a > 0.84) }' || fail "accuracy ${accuracy:-none}; wanted above 0.84"
+    [ -n "$REHEARSE" ] || awk -v a="${accuracy:-0}" 'BEGIN { exit !(a > 0.82) }' || fail "accuracy ${accuracy:-none}; wanted above 0.82"
     note "lenet's accuracy ${accuracy:-none}"
 }
 
-# Memory of the GPU before a training that is killed, and after.
+# MB in use on all GPUs, and how many processes have a context there (0 where a container hides them).
+memory_in_use() { smi --query-gpu=memory.used --format=csv,noheader,nounits | awk '{ sum += $1 } END { print sum + 0 }'; }
+contexts() { smi --query-compute-apps=pid --format=csv,noheader | grep -c '^ *[0-9]'; }
+
+# A training is killed in the middle of its steps: memory and contexts go back to what they were.
 step_kill()
 {
-    local before after pid
+    local memory context pid during=0 after=0 left=0 log=$W/kill/log.jsonl
     [ -z "$REHEARSE" ] || skip "a simulated GPU ends with its process"
-    before=$(smi --query-gpu=memory.used --format=csv,noheader,nounits -i 0)
-    "$P/dptrain" tools/configs/lenet.ini devices.use=cuda:0 run.epochs=1000 run.dir="$W/kill" run.overwrite=1 --quiet &
+    memory=$(memory_in_use) context=$(contexts)
+    "$P/dptrain" tools/configs/lenet.ini devices.use=cuda:0 run.epochs=100000 run.log_every=1 run.dir="$W/kill" run.overwrite=1 --quiet &
     pid=$!
-    sleep 6
-    kill -KILL $pid && wait $pid 2>/dev/null
-    for _ in 1 2 3 4 5 6 7 8 9 10; do
-        after=$(smi --query-gpu=memory.used --format=csv,noheader,nounits -i 0)
-        [ "$after" -gt $((before + 16)) ] || break
+    for _ in {1..20}; do
+        sleep 1
+        [ "$(losses "$log" 2>/dev/null | head -n 20 | wc -l)" -lt 20 ] || break
+        kill -0 $pid 2>/dev/null || break
+    done
+    during=$(memory_in_use)
+    kill -KILL $pid
+    wait $pid
+    [ $? = 137 ] || fail "the training ended before it was killed"
+    [ "$during" -gt "$memory" ] || fail "$memory MB in use before and $during MB while it trained: there is nothing to be seen"
+    for _ in {1..10}; do
+        after=$(memory_in_use) left=$(contexts)
+        if [ "$after" -le $((memory + 16)) ] && [ "$left" -le "$context" ]; then break; fi
         sleep 1
     done
-    figure before_mb "$before"
+    figure before_mb "$memory"
+    figure during_mb "$during"
     figure after_mb "$after"
-    [ "$after" -le $((before + 16)) ] || fail "$before MB in use before, $after MB after SIGKILL"
+    [ "$after" -le $((memory + 16)) ] || fail "$memory MB in use before, $after MB after SIGKILL"
+    [ "$left" -le "$context" ] || fail "$context contexts before, $left after SIGKILL"
+    note "$memory MB, $during MB while it trained, $after MB after SIGKILL"
+}
+
+# What the GPU runs in a step, that inside libraries and graphs too: the difference of a run of 20 steps and one of 10.
+step_kernels()
+{
+    local m n home=${CUDA_HOME:-/usr/local/cuda} folder
+    local -a settings flags=()
+    for folder in "$home" "$home/extras/CUPTI"; do
+        flags+=(-isystem "$folder/include" -L"$folder/lib64" -L"$folder/lib" "-Wl,-rpath,$folder/lib64:$folder/lib")
+    done
+    echo '#include <cupti.h>' | ${CC:-gcc} -E "${flags[@]}" -x c - >/dev/null 2>&1 || skip "the toolkit has no CUPTI"
+    ${CC:-gcc} -std=c11 -O2 -Wall -Wextra -shared -fPIC -o "$W/kernels.so" test/gpu/kernels.c "${flags[@]}" -lcupti || fail "kernels.c does not build"
+    [ -z "$REHEARSE" ] || skip "kernels.c builds; it counts on a real GPU"
+    for m in $MODELS; do
+        mapfile -t settings < <(model "$m")
+        for n in 10 20; do
+            CUDA_INJECTION64_PATH=$W/kernels.so DP_KERNELS=$W/count-$n "$P/dptrain" "${settings[@]}" devices.use=cuda:0 run.steps=$n \
+                data.batch_size=16 data.accumulate=1 run.dir="$W/count" run.overwrite=1 --quiet || fail "$m does not train under CUPTI"
+            [ -s "$W/count-$n" ] || fail "CUPTI has counted nothing"
+        done
+        paste "$W/count-10" "$W/count-20" | awk -v m="$m" '{ print m "_" $1, ($4 - $2) / 10; if ($1 == "kernels" && $4 <= $2) none = 1 } END { exit none || NR != 4 }' \
+            >>"$W/$STEP.figures" || fail "no kernels were counted for $m"
+        rm "$W/count-10" "$W/count-20"
+    done
+    note "kernels a step:$(sed -n 's/_kernels / /p' "$W/$STEP.figures" | paste -sd, | sed 's/^/ /')"
 }
 
 step_speed()
 {
-    local m rate
+    local m rate length=2
     local -a settings
-    [ -z "$REHEARSE" ] || MODELS=mlp
+    [ -z "$REHEARSE" ] || { MODELS=mlp length=0.2; }
     for m in $MODELS; do
         mapfile -t settings < <(model "$m")
-        "$P/dpbench" speed "${settings[@]}" devices.use=all data.accumulate=1 --devices 1 --seconds "${REHEARSE:+0.2}${REHEARSE:-2}" --json "$W/$m.json" || fail "dpbench speed $m"
+        "$P/dpbench" speed "${settings[@]}" devices.use=all data.accumulate=1 --devices 1 --seconds $length --json "$W/$m.json" || fail "dpbench speed $m"
         rate=$(sed -n 's/.*"samples_per_s": \([0-9.e+]*\).*/\1/p' "$W/$m.json" | head -n 1)
-        figure "$m" "${rate:-none}"
+        [ -n "$rate" ] || fail "dpbench speed $m gives no samples_per_s"
+        figure "$m" "$rate"
     done
     [ -z "$REHEARSE" ] && [ "$(gpus)" -ge 2 ] && "$P/dpbench" imbalance tools/configs/resnet18.ini devices.use=all --steps 20 --json "$OUT/gpu-imbalance.json"
     note "samples/s of $MODELS"
@@ -204,13 +272,15 @@ step_speed()
 
 step_pytorch()
 {
-    local m rate
+    local m rate ratio=''
     "$PYTHON" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || skip "no PyTorch with a GPU for $PYTHON"
     for m in $MODELS; do
-        rate=$(DEVICE=cuda "$PYTHON" bench/peers/torch_speed.py "$m" 1 2 | awk '{ print $1 }') || fail "PyTorch does not train $m"
-        figure "$m" "${rate:-none}"
+        rate=$(DEVICE=cuda "$PYTHON" bench/peers/torch_speed.py "$m" 1 2 | awk '{ print $1 }')
+        [ -n "$rate" ] || fail "PyTorch does not train $m"
+        figure "$m" "$rate"
+        ratio="$ratio$(awk -v m="$m" -v r="$rate" '$1 == m { printf " %s %.2f", m, $2 / r }' "$W/speed.figures" 2>/dev/null)"
     done
-    note "samples/s of $MODELS"
+    note "samples/s of $MODELS${ratio:+; dp over PyTorch:$ratio}"
 }
 
 step_sanitizer()
